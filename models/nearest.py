@@ -29,7 +29,8 @@ STRUCTURE = frozenset(
         *("linear_num_value_heads", "conv_L_cache", "mamba_n_heads", "mamba_d_state", "ssm_state_size", "index_topk"),
         *("shared_expert_combination_strategy", "expert_selection_fn", "prefix_dense_intermediate_size"),
         *("shared_intermediate_size", "linear_attn_config", "hybrid_layer_pattern", "attention_value_scale"),
-        *("layer_rope_theta", "qk_layernorm", "use_qkv_bias"),
+        *("layer_rope_theta", "qk_layernorm", "use_qkv_bias", "attention_other_setting", "swiglu_limits"),
+        "moe_layers_enum",
     )
 )
 """Keys of blocks that some families have: a family that does not read one of them would be another model without it."""

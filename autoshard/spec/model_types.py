@@ -278,6 +278,14 @@ _BUILT_IN = {
         gate_function=SOFTPLUS,
         may_have=("global_attention",),
     ),
+    "step3p5": Family(
+        "step3p5",
+        experts=_SHARED,
+        has_unit_offset=True,
+        qk_norm=EACH_HEAD,
+        gates_attention=EACH_HEAD,
+        may_have=("global_attention", "clamped_gate"),
+    ),
     "arcee": Family("nemotron", activations=("relu2",), has_gate=False),
     "olmo": Family("olmo", normalization=LAYER_NORM, has_norm_weight=False),
     "nanochat": Family(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from autoshard.errors import AutoshardError
@@ -78,23 +79,33 @@ def _heads(config: Config, types: tuple[str, ...]) -> dict[str, Any]:
             said = " and ".join(map(str, some))
             raise AutoshardError(f"{HEADS} of {config.name} says {said} of {word} blocks; one number is supported")
         if some:
-            found[word] = some[0], _turned_part(config, word)
-    first = found.get(SLIDING_ATTENTION, found.get(FULL_ATTENTION, (usual, 1.0)))
+            found[word] = some[0], turned_part(config, config.value("rope_parameters", {FULL_ATTENTION: ROPE}), word)
+    return heads_of_kinds(
+        found,
+        config.integer("num_key_value_heads", DEFAULTS.num_key_value_heads, at_most=MOST_REPEATED),
+        config.integer("head_dim", DEFAULTS.head_dim),
+    )
+
+
+def heads_of_kinds(found: Mapping[str, tuple[int, float]], key_value_heads: int, head_dim: int) -> dict[str, Any]:
+    """The fields of heads. found: by word of ATTENTION_TYPES that some blocks have, their query heads and the part of
+    each that positions turn."""
+    first = found[SLIDING_ATTENTION if SLIDING_ATTENTION in found else FULL_ATTENTION]
     fields = {"num_attention_heads": first[0], "partial_rotary_factor": first[1]}
     if (full := found.get(FULL_ATTENTION, first)) == first:
         return fields
     wide = GlobalAttention(
-        config.integer("num_key_value_heads", DEFAULTS.num_key_value_heads, at_most=MOST_REPEATED),
-        config.integer("head_dim", DEFAULTS.head_dim),
+        key_value_heads,
+        head_dim,
         num_global_attention_heads=None if full[0] == first[0] else full[0],
         global_partial_rotary_factor=None if full[1] == first[1] else full[1],
     )
     return {**fields, "global_attention": wide}
 
 
-def _turned_part(config: Config, word: str) -> float:
-    """The part of a head that positions turn in blocks of a kind."""
-    ropes = config.value("rope_parameters", {FULL_ATTENTION: ROPE})
+def turned_part(config: Config, ropes: Mapping[str, Any], word: str) -> float:
+    """The part of a head that positions turn in blocks of a kind. ropes: the positions of each kind, as transformers 5
+    writes them."""
     part = ropes.get(word, {}).get("partial_rotary_factor", 1.0)
     check_positive(config.name, "partial_rotary_factor", part)
     return float(part)
@@ -102,13 +113,9 @@ def _turned_part(config: Config, word: str) -> float:
 
 def write(model: ModelSpec) -> dict[str, Any]:
     assert model.router is not None, model.name
-    written = written_as_llama(model) | expert_keys(model, NAMED) | kind_keys(model) | rope_parameters_of_kinds(model)
+    written = written_as_llama(model) | expert_keys(model, NAMED) | kind_keys(model) | partial_ropes_of_kinds(model)
     for key in NOT_ITS_OWN:
         del written[key]
-    part, wide = model.partial_rotary_factor, model.global_attention
-    parts = {SLIDING_ATTENTION: part, FULL_ATTENTION: (wide and wide.global_partial_rotary_factor) or part}
-    for kind, turned in parts.items():
-        written["rope_parameters"][kind]["partial_rotary_factor"] = turned
     return written | {
         "sliding_window": model.sliding_window or WINDOW,
         "layer_types": list(model.layer_types or one_kind(model)),
@@ -116,3 +123,13 @@ def write(model: ModelSpec) -> dict[str, Any]:
         "shared_expert_intermediate_size": model.shared_expert_intermediate_size,
         "gating": True,
     }
+
+
+def partial_ropes_of_kinds(model: ModelSpec) -> dict[str, Any]:
+    """The key of positions as transformers 5 writes it, with the part of a head that they turn in each kind."""
+    written = rope_parameters_of_kinds(model)
+    part, wide = model.partial_rotary_factor, model.global_attention
+    parts = {SLIDING_ATTENTION: part, FULL_ATTENTION: (wide and wide.global_partial_rotary_factor) or part}
+    for kind, turned in parts.items():
+        written["rope_parameters"][kind]["partial_rotary_factor"] = turned
+    return written

@@ -589,6 +589,8 @@ CASES[4] |= {
     "lfm2 tp x zigzag ring": ("lfm2", strategy(tp=2, cp=2, attention="zigzag_ring"), 2),
     "glm, kv replicated": ("glm", strategy(tp=4, sp=False), 2),
     "granite moe ep x tp": ("granite moe", strategy(tp=2, dp=2, ep=2, sp=False), 2),
+    "step, 6 heads, tp 4": ("step of 6 heads", strategy(tp=4), 2),
+    "step ep x tp": ("step", strategy(tp=2, dp=2, ep=2), 2),
     "kolibri 1 ep x tp": ("kolibri 1", strategy(tp=2, dp=2, ep=2, sp=False), 2),
     "stablelm, kv replicated": ("stablelm, side by side", strategy(tp=4, sp=False), 2),
     "granite swa, kv replicated": ("granite swa", strategy(tp=4, sp=False), 2),
@@ -713,6 +715,13 @@ CASES[2] |= {
         strategy(pp=2, layers=(3, 1), schedule="zero_bubble"),
         3,
     ),
+    "step tp": ("step", strategy(tp=2, recompute="attention+mlp"), 2),
+    "step ep over cp, zigzag ring, ZeRO-3": (
+        "step",
+        strategy(cp=2, ep=2, zero=3, attention="zigzag_ring", recompute="full"),
+        2,
+    ),
+    "step pp, uneven, zero bubble": ("step", strategy(pp=2, layers=(3, 1), schedule="zero_bubble"), 3),
     "kolibri 1 tp": ("kolibri 1", strategy(tp=2, recompute="attention+mlp"), 2),
     "kolibri 1 ep over cp, zigzag ring, ZeRO-3": (
         "kolibri 1",
@@ -915,7 +924,7 @@ LATER_FAMILIES = (
     *("deepseek_v32", "glm_moe_dsa", "glm", "granitemoe", "granitemoeshared", "flex_olmo", "lfm2", "lfm2_moe"),
     *("kimi_linear", "mimo_v2_flash", "olmo_hybrid", "lfm3", "bailing_hybrid", "mellum", "hyperclovax"),
     *("laguna", "starcoder2", "jais2", "gemma", "olmo", "nanochat", "cohere2_moe", "axk1"),
-    *("granite_swa", "granitemoe_swa", "stablelm", "kolibri1"),
+    *("granite_swa", "granitemoe_swa", "stablelm", "kolibri1", "step3p5"),
 )
 FURTHER = {
     *("kv replicated twice", "kv replicated x zigzag ring", "ring of 4, sliding window", "dp x cp"),

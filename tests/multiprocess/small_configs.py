@@ -485,6 +485,57 @@ CONFIGS["laguna"] = {
     },
 }
 CONFIGS["laguna, all alike"] = {**LAGUNA, "mlp_layer_types": ["sparse", "dense", "sparse"], "tie_word_embeddings": True}
+STEP = {
+    **SMALL,
+    "model_type": "step3p5",
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "share_expert_dim": 24,
+    **NO_TOKENS,
+    "pad_token_id": 0,
+}
+CONFIGS["step"] = {
+    **STEP,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 6,
+    "num_sliding_attention_heads": 8,
+    "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+    "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+    "moe_router_scaling_factor": 3.0,
+    "sliding_window": 5,
+    "rope_parameters": {
+        "full_attention": LLAMA3_ROPE | {"partial_rotary_factor": 0.5},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 1.0},
+    },
+    "swiglu_limits": [0.0, 0.0, 0.01, 0.01],
+    "swiglu_limits_shared": [0.02, 0.0, 0.0, 0.02],
+}
+CONFIGS["step, all alike"] = {
+    **STEP,
+    "mlp_layer_types": ["sparse"] * 2,
+    "sliding_window": 5,  # transformers takes no null, though no block has it
+    "tie_word_embeddings": True,
+}
+CONFIGS["step, published keys"] = {
+    **{key: value for key, value in STEP.items() if key not in ("n_routed_experts", "num_experts_per_tok")},
+    "num_hidden_layers": 5,
+    "num_nextn_predict_layers": 1,
+    "num_attention_groups": 2,
+    "moe_num_experts": 8,
+    "moe_top_k": 3,
+    "moe_layers_enum": "1,2,3,4",
+    "attention_other_setting": {"attention_type": "sliding_attention", "num_attention_heads": 4, "head_dim": 16},
+    "layer_types": ["full_attention", *["sliding_attention"] * 3, "full_attention", "sliding_attention"],
+    "rope_theta": [500.0, *[100.0] * 3, 500.0, 100.0],
+    "partial_rotary_factors": [0.5, *[1.0] * 3, 0.5, 1.0],
+    "rope_scaling": {key: value for key, value in LLAMA3_ROPE.items() if key != "rope_theta"},
+    "sliding_window": 7,
+    "swiglu_limits": [*[0] * 4, 0.01, 0],
+    "swiglu_limits_shared": [0] * 6,
+}
 CONFIGS["hyperclovax"] = {
     **SMALL,
     **MULTIPLIERS,

@@ -26,6 +26,7 @@ CHOSEN = (
     "granite hybrid, attention alone",
     "gemma4, experts",
     "glm 5",
+    "step",
 )
 """What is special in a config, keys without which transformers builds no model, and names that are not Llama's."""
 

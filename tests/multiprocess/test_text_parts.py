@@ -32,6 +32,7 @@ WHOLES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "qwen2_5_vl": ("qwen2", {"model_type": "qwen2_5_vl_text", "rope_parameters": THREE, **NO_WINDOW}, QWEN),
     "qwen3_vl": ("qwen3", {"model_type": "qwen3_vl_text"}, {**QWEN, "deepstack_visual_indexes": [0]}),
     "qwen3_vl_moe": ("qwen3 moe", {"model_type": "qwen3_vl_moe_text"}, {**QWEN, "deepstack_visual_indexes": [0]}),
+    "step3p7": ("step", {}, {**SMALL, **PIXELS}),
     "glm4v_moe": ("glm4 moe", {"model_type": "glm4v_moe_text", "rope_parameters": HALF}, QWEN),
 }
 """model_type of the whole -> (the config of CONFIGS that its text model has, what is other in it, what sees)."""

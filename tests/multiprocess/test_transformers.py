@@ -96,7 +96,7 @@ def test_gradients_equal_those_of_transformers(name: str, saved: Published, tmp_
         return value
 
     learned = {part.tensor for part in parts if module.parameter(part.parameter).grad is not None}
-    kept = ("e_score_correction_bias", "expert_bias", "act_fn.beta", "act_fn.eps", "layer_scalar")
+    kept = ("e_score_correction_bias", "router_bias", "expert_bias", "act_fn.beta", "act_fn.eps", "layer_scalar")
     assert all(tensor.endswith(kept) or ".indexer." in tensor for tensor in tensors.keys() - learned)
     # keys hardly feel their bias, those without positions not at all: its gradient is 0 but for rounding
     most = max(float(value.abs().max()) for value in expected.values())

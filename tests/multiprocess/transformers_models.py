@@ -18,7 +18,36 @@ def _transformers() -> Any:
     transformers.logging.disable_progress_bar()
     # transformers 5.23 finds it with images alone
     modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES["mistral4"] = "Mistral4ForCausalLM"
+    _add_step(transformers)
     return transformers
+
+
+def _add_step(transformers: Any) -> None:
+    """Step's text model by itself, which transformers 5.23 has inside of the one that sees alone: with its modules, and
+    the names that its checkpoint has."""
+    from transformers import conversion_mapping
+    from transformers.models.step3p7 import modeling_step3p7
+
+    text_config: Any = transformers.AutoConfig.for_model("step3p5").__class__
+
+    class Step3p5ForCausalLM(modeling_step3p7.Step3p7PreTrainedModel, transformers.GenerationMixin):  # type: ignore[misc]
+        config_class = text_config
+        _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            self.model = modeling_step3p7.Step3p7TextModel(config)
+            self.lm_head = torch.nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+            self.post_init()
+
+        def forward(self, input_ids: torch.Tensor | None = None, **given: Any) -> Any:
+            hidden = self.model(input_ids, **given)[0]
+            return transformers.modeling_outputs.CausalLMOutput(logits=self.lm_head(hidden))
+
+    whole: Any = conversion_mapping.get_checkpoint_conversion_mapping("step3p7")
+    inner = [one for one in whole if not any(pattern.startswith("^") for pattern in one.source_patterns)]
+    conversion_mapping.register_checkpoint_conversion_mapping("Step3p5ForCausalLM", inner)
+    transformers.AutoModelForCausalLM.register(text_config, Step3p5ForCausalLM, exist_ok=True)
 
 
 def config_of_transformers(config: dict[str, Any]) -> Any:

@@ -60,7 +60,7 @@ def test_blocks_may_differ_in_whether_gates_are_cut_off() -> None:
         (
             "llama",
             {"clamped_gate": ClampedGate(7.0)},
-            "clamped_gate of tiny-llama must be absent: model_type=llama cuts off no gates; gpt_oss may",
+            "clamped_gate of tiny-llama must be absent: model_type=llama cuts off no gates; gpt_oss, step3p5 may",
         ),
         (
             "gpt oss",

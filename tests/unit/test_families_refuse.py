@@ -10,7 +10,9 @@ from autoshard.errors import AutoshardError
 from autoshard.models.huggingface import from_config, to_config
 from autoshard.models.registry import builtin_models, load_model
 from autoshard.spec.model_types import ATTENTION_TYPES
-from tests.unit.family_configs import COHERE_EXPERTS, HYBRID_EXPERTS, KIMI, LAGUNA, read
+from tests.unit.family_configs import COHERE_EXPERTS, HYBRID_EXPERTS, KIMI, LAGUNA, STEP, read
+
+STEP_WINDOWS = {"layer_types": ["full_attention", *["sliding_attention"] * 3], "sliding_window": 64}
 
 
 @pytest.mark.parametrize(
@@ -148,6 +150,77 @@ from tests.unit.family_configs import COHERE_EXPERTS, HYBRID_EXPERTS, KIMI, LAGU
             "laguna",
             {**KIMI, "moe_router_logit_softcapping": 30.0},
             "moe_router_logit_softcapping=30.0 of m is not supported; 0.0 is",
+        ),
+        ("step3p5", {**STEP, "gating": "per-element"}, "gating='per-element' of m is not supported; per-head is"),
+        ("step3p5", {**STEP, "attention_bias": True}, "attention_bias=True of m is not supported; False is"),
+        ("step3p5", {**STEP, "use_rope_layers": [0]}, "use_rope_layers=a list of 1 of m is not supported; [] is"),
+        ("step3p5", {**STEP, "query_pre_attn_scalar": 64}, "query_pre_attn_scalar=64 of m is not supported; 128 is"),
+        (
+            "step3p5",
+            {**STEP, "layer_types": ["full_attention"] * 5},
+            (
+                "layer_types=a list of 5 of m must be a list of 4 entries, one a block, or of 4 with those of "
+                "num_nextn_predict_layers=0"
+            ),
+        ),
+        (
+            "step3p5",
+            {**STEP, "layer_types": ["chunked_attention"] * 4},
+            "layer_types='chunked_attention' of m must be one of: full_attention, sliding_attention",
+        ),
+        (
+            "step3p5",
+            {**STEP, "layer_types": ["sliding_attention"] * 4},
+            "sliding_window=None of m is not supported with sliding_attention blocks",
+        ),
+        (
+            "step3p5",
+            {**STEP, "moe_layers_enum": "3-44"},
+            "moe_layers_enum='3-44' of m must be the places of blocks with experts, such as '3,4,5'",
+        ),
+        (
+            "step3p5",
+            {**STEP, "attention_other_setting": {"head_dim": 64}},
+            "head_dim=64 in attention_other_setting of m is not supported; 128 is",
+        ),
+        (
+            "step3p5",
+            {**STEP, **STEP_WINDOWS, "per_layer_config": {"1": {"num_attention_heads": 64}}},
+            (
+                "per_layer_config of m is not supported where it says another thing than num_attention_heads=32 of the "
+                "sliding_attention blocks"
+            ),
+        ),
+        (
+            "step3p5",
+            {**STEP, **STEP_WINDOWS, "rope_theta": [1e4, 1e4, 1e5, 1e4]},
+            "rope_theta of m is 10000.0 and 100000.0 in sliding_attention blocks; one number is supported",
+        ),
+        (
+            "step3p5",
+            {**STEP, "rope_parameters": {"full_attention": {}}, "rope_scaling": {"rope_type": "default"}},
+            "rope_scaling of m is not supported beside rope_parameters; inside of their full_attention it is",
+        ),
+        (
+            "step3p5",
+            {**STEP, **STEP_WINDOWS, "rope_parameters": {"full_attention": {}}},
+            "rope_parameters=an object of 1 of m must have sliding_attention",
+        ),
+        ("step3p5", {**STEP, "rope_scaling": "yarn"}, "rope_scaling='yarn' of m must be null or an object"),
+        (
+            "step3p5",
+            {**STEP, "swiglu_limits": [7.0, 7.0, 7.0, -7.0]},
+            "swiglu_limits=-7.0 of m must be a finite number above 0",
+        ),
+        (
+            "step3p5",
+            {**STEP, "swiglu_limits_shared": [16.0, 16.0, 16.0, 8.0]},
+            "swiglu_limits_shared of m has 8.0 and 16.0; one limit is supported, and 0 for none",
+        ),
+        (
+            "step3p5",
+            {**STEP, "swiglu_limits": [7.0, 7.0, 7.0, 0.0], "swiglu_limits_shared": [16.0] * 4},
+            "swiglu_limits_shared of m is not supported without a limit in swiglu_limits of a block with experts",
         ),
         ("hyperclovax", {"use_post_norm": False}, "use_post_norm=False of m is not supported; True is"),
         (

@@ -114,7 +114,7 @@ def parameters(model: ModelSpec) -> int:
     if model.model_type == "mimo_v2_flash":
         mixers = sum(mimo_mixer(model, layer) for layer in range(layers))
         return vocabulary + mixers + layers * 2 * hidden + mlp_parameters(model) + hidden
-    if model.model_type == "laguna":  # queries, output, keys, values, a gate of each head, norms of a head
+    if model.model_type in ("laguna", "step3p5"):  # queries, output, keys, values, a gate of each head, norms of a head
         counts = [model.heads_of(layer).num_attention_heads for layer in range(layers)]
         mixers = sum(count * hidden * (2 * model.head_dim + 1) for count in counts)
         mixers += layers * (2 * hidden * keys + 2 * model.head_dim)
@@ -325,6 +325,7 @@ def recurrence(model: ModelSpec) -> int:
         ("starcoder2-15b", 15_957_889_024),
         ("jais2-8b", 8_090_401_280),
         ("laguna-xs.2", 33_442_607_104),
+        ("step-3.7-flash", 196_956_118_272),
         ("hyperclovax-seed-think-14b", 14_748_112_896),
         ("internlm3-8b", 8_804_241_408),
         ("iquest-coder-v1-40b", 39_794_283_520),

@@ -21,6 +21,7 @@ from autoshard.models.registry import load_model, published_dropout
 from autoshard.models.stage import dim_sizes, published_sizes, stage_graph
 from autoshard.spec.attention_heads import GlobalAttention
 from autoshard.spec.attention_scores import AttentionScores
+from autoshard.spec.clamped_gate import ClampedGate
 from autoshard.spec.dropout import Dropout
 from autoshard.spec.latent_attention import LatentAttention
 from autoshard.spec.linear_attention import LinearAttention, Mamba, ShortConv
@@ -28,7 +29,7 @@ from autoshard.spec.multipliers import Multipliers
 from autoshard.spec.rope import RopeScaling
 from autoshard.spec.router import Router
 from tests.multiprocess.models import MODELS
-from tests.unit.family_configs import COHERE_EXPERTS, HYBRID_EXPERTS, KIMI, LAGUNA, SIZES, read
+from tests.unit.family_configs import COHERE_EXPERTS, HYBRID_EXPERTS, KIMI, LAGUNA, SIZES, STEP, read
 from tests.unit.weight_folders import bytes_of, huggingface_folder, weights, write_safetensors
 
 
@@ -845,6 +846,95 @@ def test_what_a_config_of_laguna_leaves_out() -> None:
     alike = read("laguna", **LAGUNA, layer_types=types, rope_parameters=part)
     assert (alike.global_attention, alike.rotary_dim, alike.shared_expert_intermediate_size) == (None, 32, 512)
     assert from_config(to_config(alike), "m") == alike
+
+
+def test_what_a_config_of_step_leaves_out() -> None:
+    model = read("step3p5", **STEP)
+    assert (model.layer_types, model.sliding_window, model.global_attention) == ((), None, None)
+    assert (model.num_attention_heads, model.num_key_value_heads, model.head_dim) == (32, 8, 128)
+    assert (model.rotary_dim, model.rope_theta, model.norm_eps) == (128, 1e4, 1e-5)
+    assert (model.mlp_layer_types.count("dense"), model.shared_expert_intermediate_size) == (3, 1280)
+    assert (model.router, model.norm_topk_prob) == (Router("sigmoid", "noaux_tc"), True)
+    assert (model.clamped_gate, model.gate_types) == (None, ())
+    windows = read("step3p5", **STEP, layer_types=["sliding_attention"] * 4, sliding_window=64)
+    assert (windows.layer_types, windows.sliding_window, windows.rope_local_base_freq) == ((), 64, 1e4)
+    for one in (model, windows):
+        assert from_config(to_config(one), "m") == one
+
+
+def test_published_keys_of_step_say_what_those_of_transformers_say() -> None:
+    full, window = "full_attention", "sliding_attention"
+    scaling = {
+        "rope_type": "llama3",
+        "factor": 2.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 32.0,
+        "original_max_position_embeddings": 4096,
+    }
+    published = read(
+        "step3p5",
+        moe_intermediate_size=64,
+        moe_num_experts=8,
+        moe_top_k=2,
+        num_attention_groups=4,
+        num_nextn_predict_layers=1,
+        moe_layers_enum="1,2,3",
+        attention_other_setting={"attention_type": window, "num_attention_heads": 48, "num_attention_groups": 4},
+        layer_types=[full, window, window, full, window],
+        rope_theta=[5e6, 1e4, 1e4, 5e6, 1e4],
+        partial_rotary_factors=[0.5, 1.0, 1.0, 0.5, 1.0],
+        rope_scaling=scaling,
+        sliding_window=64,
+        swiglu_limits=[7, 7, None, 7, 0],
+        swiglu_limits_shared=[0, 0.0, 16.0, 16, 16],
+    )
+    ropes = {
+        full: {**scaling, "rope_theta": 5e6, "partial_rotary_factor": 0.5},
+        window: {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0},
+    }
+    saved = read(
+        "step3p5",
+        **STEP,
+        num_key_value_heads=4,
+        mlp_layer_types=["dense", "sparse", "sparse", "sparse"],
+        num_sliding_attention_heads=48,
+        per_layer_config={"1": {"num_attention_heads": 48}, "2": {"num_attention_heads": 48}},
+        layer_types=[full, window, window, full],
+        rope_parameters=ropes,
+        sliding_window=64,
+        swiglu_limits=[0.0, 7.0, 0.0, 7.0],
+        swiglu_limits_shared=[0.0, 0.0, 16.0, 16.0],
+    )
+    assert published == saved
+    wide = GlobalAttention(4, 128, num_global_attention_heads=32, global_partial_rotary_factor=0.5)
+    assert (saved.global_attention, saved.num_attention_heads, saved.partial_rotary_factor) == (wide, 48, 1.0)
+    assert (saved.clamped_gate, saved.gate_types) == (
+        ClampedGate(7.0, swiglu_limit_shared=16.0),
+        ("free", "routed", "shared", "both"),
+    )
+    assert from_config(to_config(saved), "m") == saved
+
+
+def test_gates_of_all_blocks_of_step_need_no_words() -> None:
+    limits = {"swiglu_limits": [7.0] * 4, "mlp_layer_types": ["sparse"] * 4}
+    model = read("step3p5", **STEP, **limits)
+    assert (model.clamped_gate, model.gate_types, model.mlp_layer_types) == (ClampedGate(7.0), (), ())
+    assert from_config(to_config(model), "m") == model
+
+
+def test_prediction_modules_of_a_step_checkpoint_are_left_out(tmp_path: Path) -> None:
+    model = MODELS["step"]
+    folder = huggingface_folder(tmp_path / "hf", model)
+    more = {f"model.layers.{layer}.enorm.weight": np.zeros(4, np.float32) for layer in (45, 47)}
+    write_safetensors(folder / "model.safetensors", {**weights(model, "F32"), **more}, "F32")
+    assert not {*more} & {*open_source(folder).regions}
+    write_safetensors(
+        folder / "model.safetensors",
+        {**weights(model, "F32"), "model.layers.4.x": more["model.layers.45.enorm.weight"]},
+        "F32",
+    )
+    with pytest.raises(AutoshardError, match=r"has tensor model.layers.4.x, which the model of "):
+        open_source(folder)
 
 
 def test_what_a_config_of_mimo_leaves_out() -> None:

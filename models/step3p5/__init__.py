@@ -1,0 +1,1 @@
+"""Step 3.5 and 3.7: Laguna's heads with other gates, and experts whose own gates are cut off in the last blocks."""
