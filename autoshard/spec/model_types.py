@@ -267,6 +267,12 @@ _BUILT_IN = {
     "stablelm": Family(
         "stablelm", normalization=LAYER_NORM, has_output_bias=False, may_have=("use_parallel_residual",)
     ),
+    "phi": Family(
+        "phi",
+        activations=("gelu_new", "gelu_pytorch_tanh", "gelu_fast", "gelu"),
+        has_gate=False,
+        normalization=LAYER_NORM,
+    ),
     "starcoder2": Family("nemotron", activations=("gelu_pytorch_tanh",), has_gate=False, normalization=LAYER_NORM),
     "mellum": Family("qwen", experts=_MIXTURE, qk_norm=EACH_HEAD),
     "hyperclovax": Family("hyperclovax"),

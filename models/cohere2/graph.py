@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from autoshard.graph.ir import GraphBuilder
 from autoshard.models.dropping import residual
 from autoshard.models.llama.graph import embedding, gated_mlp, head, norm, self_attention
@@ -12,13 +15,25 @@ __all__ = ["block", "embedding", "head"]
 
 
 def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) -> str:
-    """Append x + attention(norm(x)) + mlp(norm(x)), and return its output. x: [batch, seq, embed]."""
+    return side_by_side(b, model, x, layer, kernel, partial(_mlp, layer=layer))
+
+
+def side_by_side(
+    b: GraphBuilder,
+    model: ModelSpec,
+    x: str,
+    layer: int,
+    kernel: str,
+    inner: Callable[[GraphBuilder, ModelSpec, str, str], str],
+) -> str:
+    """Append x + attention(norm(x)) + mlp(norm(x)), and return its output. x: [batch, seq, embed]. inner: appends the
+    MLP to the norm's output, and is called with (b, model, that output, its name)."""
     prefix = f"model.layers.{layer}"
     b.module = "attention_norm"
     h = norm(b, model, f"{prefix}.input_layernorm", x)
     attention = self_attention(b, model, h, layer, kernel)
     b.module = "mlp"
-    mlp = _mlp(b, model, h, f"{prefix}.mlp", layer)
+    mlp = inner(b, model, h, f"{prefix}.mlp")
     branches = (attention, f"{prefix}.self_attn.dropout"), (mlp, f"{prefix}.mlp.dropout")
     return residual(b, model, f"{prefix}.residual", x, *branches)
 

@@ -454,6 +454,12 @@ MODELS["kolibri 1"] = replace(
     norm_topk_prob=False,
     router=Router("sigmoid", "corrected_logits"),
 )
+MODELS["phi"] = replace(
+    LLAMA, model_type="phi", hidden_act="gelu_new", attention_bias=True, mlp_bias=True, partial_rotary_factor=0.5
+)
+MODELS["phi of 6 heads"] = replace(
+    MODELS["phi"], hidden_size=48, num_attention_heads=6, num_key_value_heads=3, vocab_size=93
+)
 MODELS["stablelm"] = replace(LLAMA, model_type="stablelm", attention_bias=True, partial_rotary_factor=0.25)
 MODELS["stablelm, side by side"] = replace(MODELS["stablelm"], use_parallel_residual=True, attention_bias=False)
 MODELS["granite hybrid, groups"] = replace(MODELS["granite hybrid"], mamba=Mamba(16, 8, 12, 4, 8, True, 4))

@@ -589,6 +589,7 @@ CASES[4] |= {
     "lfm2 tp x zigzag ring": ("lfm2", strategy(tp=2, cp=2, attention="zigzag_ring"), 2),
     "glm, kv replicated": ("glm", strategy(tp=4, sp=False), 2),
     "granite moe ep x tp": ("granite moe", strategy(tp=2, dp=2, ep=2, sp=False), 2),
+    "phi, 6 heads, tp x zigzag ring": ("phi of 6 heads", strategy(tp=2, cp=2, attention="zigzag_ring"), 2),
     "step, 6 heads, tp 4": ("step of 6 heads", strategy(tp=4), 2),
     "step ep x tp": ("step", strategy(tp=2, dp=2, ep=2), 2),
     "kolibri 1 ep x tp": ("kolibri 1", strategy(tp=2, dp=2, ep=2, sp=False), 2),
@@ -715,6 +716,9 @@ CASES[2] |= {
         strategy(pp=2, layers=(3, 1), schedule="zero_bubble"),
         3,
     ),
+    "phi tp": ("phi", strategy(tp=2, recompute="attention+mlp"), 2),
+    "phi zigzag ring, ZeRO-3": ("phi", strategy(cp=2, zero=3, attention="zigzag_ring", recompute="full"), 2),
+    "phi pp, uneven, zero bubble": ("phi", strategy(pp=2, layers=(3, 1), schedule="zero_bubble"), 3),
     "step tp": ("step", strategy(tp=2, recompute="attention+mlp"), 2),
     "step ep over cp, zigzag ring, ZeRO-3": (
         "step",
@@ -924,7 +928,7 @@ LATER_FAMILIES = (
     *("deepseek_v32", "glm_moe_dsa", "glm", "granitemoe", "granitemoeshared", "flex_olmo", "lfm2", "lfm2_moe"),
     *("kimi_linear", "mimo_v2_flash", "olmo_hybrid", "lfm3", "bailing_hybrid", "mellum", "hyperclovax"),
     *("laguna", "starcoder2", "jais2", "gemma", "olmo", "nanochat", "cohere2_moe", "axk1"),
-    *("granite_swa", "granitemoe_swa", "stablelm", "kolibri1", "step3p5"),
+    *("granite_swa", "granitemoe_swa", "stablelm", "kolibri1", "step3p5", "phi"),
 )
 FURTHER = {
     *("kv replicated twice", "kv replicated x zigzag ring", "ring of 4, sliding window", "dp x cp"),

@@ -485,6 +485,15 @@ CONFIGS["laguna"] = {
     },
 }
 CONFIGS["laguna, all alike"] = {**LAGUNA, "mlp_layer_types": ["sparse", "dense", "sparse"], "tie_word_embeddings": True}
+PHI = {**SMALL, "model_type": "phi", "num_key_value_heads": 8, **NO_TOKENS}
+CONFIGS["phi"] = PHI
+CONFIGS["phi, fewer keys, stretched"] = {
+    **PHI,
+    "num_key_value_heads": 2,
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-3,
+    "rope_parameters": LLAMA3_ROPE | {"partial_rotary_factor": 0.5},
+}
 STEP = {
     **SMALL,
     "model_type": "step3p5",

@@ -151,6 +151,13 @@ STEP_WINDOWS = {"layer_types": ["full_attention", *["sliding_attention"] * 3], "
             {**KIMI, "moe_router_logit_softcapping": 30.0},
             "moe_router_logit_softcapping=30.0 of m is not supported; 0.0 is",
         ),
+        ("phi", {"qk_layernorm": True}, "qk_layernorm=True of m is not supported; False is"),
+        ("phi", {"head_dim": 64}, "head_dim=64 of m is not supported; hidden_size / num_attention_heads=128 is"),
+        (
+            "phi",
+            {"hidden_act": "silu"},
+            "hidden_act='silu' of m must be one of: gelu_new, gelu_pytorch_tanh, gelu_fast, gelu",
+        ),
         ("step3p5", {**STEP, "gating": "per-element"}, "gating='per-element' of m is not supported; per-head is"),
         ("step3p5", {**STEP, "attention_bias": True}, "attention_bias=True of m is not supported; False is"),
         ("step3p5", {**STEP, "use_rope_layers": [0]}, "use_rope_layers=a list of 1 of m is not supported; [] is"),

@@ -131,6 +131,9 @@ def parameters(model: ModelSpec) -> int:
         biases = queries + 2 * keys + hidden + ffn + hidden
         block = attention + 2 * hidden * ffn + 4 * hidden + biases
         return vocabulary + layers * block + 2 * hidden
+    if model.model_type == "phi":  # the same with one norm in a block, and a bias of each logit
+        block = attention + 2 * hidden * ffn + 2 * hidden + queries + 2 * keys + hidden + ffn + hidden
+        return vocabulary + model.vocab_size + layers * block + 2 * hidden
     if model.model_type == "stablelm":  # three matrices, norms of weight and bias
         biases = (queries + 2 * keys) * model.attention_bias
         return vocabulary + layers * (attention + 3 * hidden * ffn + 4 * hidden + biases) + 2 * hidden
@@ -326,6 +329,8 @@ def recurrence(model: ModelSpec) -> int:
         ("jais2-8b", 8_090_401_280),
         ("laguna-xs.2", 33_442_607_104),
         ("step-3.7-flash", 196_956_118_272),
+        ("phi-1.5", 1_418_270_720),
+        ("phi-2", 2_779_683_840),
         ("hyperclovax-seed-think-14b", 14_748_112_896),
         ("internlm3-8b", 8_804_241_408),
         ("iquest-coder-v1-40b", 39_794_283_520),

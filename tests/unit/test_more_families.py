@@ -131,6 +131,26 @@ def test_a_bias_of_logits_chooses_among_all_experts() -> None:
     assert str(error.value) == "n_group=2 of router must be 1 with topk_method=corrected_logits"
 
 
+def test_what_a_phi_config_leaves_out() -> None:
+    model = read("phi")
+    assert (model.rotary_dim, model.rope_theta, model.norm_eps, model.normalization) == (64, 1e4, 1e-5, "layernorm")
+    assert (model.num_key_value_heads, model.tie_word_embeddings, model.hidden_act) == (32, False, "gelu_new")
+    assert (model.attention_bias, model.mlp_bias, model.output_projection_bias) == (True, True, True)
+    other = read("phi", num_key_value_heads=8, hidden_act="gelu", layer_norm_eps=1e-6, partial_rotary_factor=0.25)
+    assert (other.num_key_value_heads, other.hidden_act, other.norm_eps, other.rotary_dim) == (8, "gelu", 1e-6, 32)
+    for one in (model, other):
+        assert from_config(to_config(one), "m") == one
+    rates = published_dropout("phi-2")
+    assert (rates.embedding, rates.residual, rates.attention) == (0.0, 0.1, 0.0)
+
+
+def test_the_logits_of_phi_have_a_bias_that_tp_splits_as_the_table() -> None:
+    graph = stage_graph(MODELS["phi"], dim_sizes(MODELS["phi"], 1, 16), range(1), first=True, last=True)
+    (bias,) = (tensor for tensor in graph.parameters() if tensor.name == "lm_head.bias")
+    (table,) = (tensor for tensor in graph.parameters() if tensor.name == "lm_head.weight")
+    assert (bias.dims, table.dims) == (("vocab",), ("vocab", "embed"))
+
+
 def test_what_a_stablelm_config_leaves_out() -> None:
     model = read("stablelm")
     assert (model.rotary_dim, model.rope_theta, model.norm_eps, model.normalization) == (32, 1e4, 1e-5, "layernorm")

@@ -158,6 +158,8 @@ PUBLISHED: tuple[tuple[str, Callable[[ModelSpec], int], str, str], ...] = (
     ("laguna-xs.2", active, "3e9", "its page"),
     ("step-3.7-flash", parameter_count, "196e9", "vLLM's page on it, of its text model"),
     ("step-3.7-flash", active, "11e9", "the same"),
+    ("phi-1.5", parameter_count, "1.4e9", "the sum that Hugging Face shows, recalled; its model card says 1.3"),
+    ("phi-2", parameter_count, "2.7e9", "model card, recalled"),
     ("mellum2-12b-a2.5b", parameter_count, "12e9", "its name"),
     ("hyperclovax-seed-think-14b", parameter_count, "14.7e9", "model card, recalled"),
     ("internlm3-8b", parameter_count, "8e9", "its name"),

@@ -1,0 +1,28 @@
+"""The names and the form of our parameters in Hugging Face checkpoints of Phi."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from autoshard.models.llama import weights as llama
+from autoshard.models.llama.graph import FINAL_NORM
+from autoshard.models.llama.weights import norms, projections
+from autoshard.models.weight_names import Part
+from autoshard.spec.model import ModelSpec
+
+
+def block(model: ModelSpec, layer: int) -> Iterator[Part]:
+    prefix = f"model.layers.{layer}"
+    for part in projections(model, f"{prefix}.self_attn"):
+        yield replace(part, tensor=part.tensor.replace(".o_proj.", ".dense."))
+    yield from norms(model, f"{prefix}.input_layernorm")
+    for name, rows, columns in (("fc1", "ffn", "embed"), ("fc2", "embed", "ffn")):
+        yield Part.same(f"{prefix}.mlp.{name}.weight", f"{rows} {columns}")
+        yield Part.same(f"{prefix}.mlp.{name}.bias", rows)
+
+
+def ends(model: ModelSpec) -> Iterator[Part]:
+    for part in llama.ends(model):
+        yield replace(part, tensor=part.tensor.replace(f"{FINAL_NORM}.", "model.final_layernorm."))
+    yield Part.same("lm_head.bias", "vocab")
