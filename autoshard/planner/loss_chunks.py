@@ -54,11 +54,14 @@ def faster_in_chunks(problem: Problem, result: SearchResult, search: Callable[[P
 
 def chunks_that_compile(problem: Problem, layout: Strategy) -> Problem | None:
     """The problem with its loss in the fewest chunks with which the compiler is expected to take each graph of a
-    layout, a power of two; None where it takes none of up to MOST_CHUNKS."""
+    layout, a power of two; None where it takes none of up to MOST_CHUNKS, and where the head has no chunks."""
     for chunks in _powers(problem.training):
         chunked = _in_chunks(problem, chunks)
-        if not Compiling(chunked).refuses(layout):
-            return chunked
+        try:
+            if not Compiling(chunked).refuses(layout):
+                return chunked
+        except AutoshardError:  # of `with_chunked_loss`, such as of logits with a bias
+            return None
     return None
 
 

@@ -190,6 +190,15 @@ def test_the_fewest_chunks_are_taken_with_which_every_graph_compiles() -> None:
     assert not Compiling(found).refuses(layout(dp=64)) and Compiling(half).refuses(layout(dp=64))
 
 
+def test_logits_with_a_bias_have_no_chunks() -> None:
+    cluster = replace(load_cluster("trn2.48xlarge", 1), stack="neuron-compiled")
+    problem = Problem(load_model("phi-2"), TrainingSpec(2048, 64, BF16), cluster, "torch")
+    assert chunks_that_compile(problem, layout(dp=64)) is None
+    said = "loss_chunks=4: lm_head lies between the product with the vocabulary and the loss; use loss_chunks=1"
+    with pytest.raises(AutoshardError, match=said):
+        plan_for(PlanRequest("phi-2", "trn2.48xlarge", backend="torch", top=0, loss_chunks=4))
+
+
 def test_a_faster_layout_that_compiles_in_chunks_alone_is_the_plan() -> None:
     request = PlanRequest("gemma3-27b", "trn3-gen2", nodes=8, backend="torch", top=0)
     chosen, whole = answer(request), answer(replace(request, loss_chunks=1))
