@@ -18,9 +18,12 @@ from autoshard.planner.grid.kind_cuts import KindCuts
 from autoshard.planner.grid.price import Layouts, memory_bytes, step_times_s
 from autoshard.planner.grid.whole import Whole
 from autoshard.planner.grid.work_bounds import by_work_at_least_s
+from autoshard.rows import pieces
 
 MOST_ROUNDS = 40
 """Rounds in which a block is moved or a set changed."""
+AT_ONCE = 1 << 15
+"""So many stages, of all choices, are priced together: their columns take some tens of MB."""
 
 
 def kinds_at_least_s(whole: Whole, draft: Array, limit_bytes: float = inf, replayed_s: Array | float = 0.0) -> Array:
@@ -129,6 +132,11 @@ class KindChoices:
     def bounds_s(self, choices: Array, below_s: float = inf) -> Array:
         """Seconds that steps take at least, by choice; infinite where a choice does not fit. below_s: of choices that
         take no less it is not asked whether they fit."""
+        some = (choices[rows] for rows in pieces(len(choices), AT_ONCE // self._stages))
+        return np.concatenate([self._bounds_s(several, below_s) for several in some])
+
+    def _bounds_s(self, choices: Array, below_s: float) -> Array:
+        """`bounds_s` of choices that are few enough to look at together."""
         whole, layouts = self._whole, self._layouts(choices)
         seconds = step_times_s(whole.problem, whole.family, layouts)
         asked = np.flatnonzero(seconds < below_s)

@@ -7,7 +7,8 @@ than a faster step allows, nor more of their work, and all ranks together must h
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 from math import inf
 from typing import NamedTuple
 
@@ -35,6 +36,8 @@ SMALLEST = 1e-30
 """Less than a block keeps."""
 AT_ONCE = 1 << 13
 """So many rows of drafts and sets are priced at a time: each takes some hundred numbers."""
+MOST_TOGETHER = 1 << 18
+"""So many pairs of contents, of all drafts together, take little memory: an array of theirs stays in a core's cache."""
 
 
 class Contents(NamedTuple):
@@ -158,9 +161,22 @@ class ChunkRoom:
         """Work of all ranks for one microbatch at least, by draft."""
         self.most = self._longest()
         self.ranges = ranges(whole.problem.blocks, self.most, in_order=False)
-        self.contents = self._contents(drafts)
+        self._drafts = drafts
         self._of_ends: dict[int, Array] = {}
-        self.pairs = [self._pairs(room) for room in blocks.ranks()]
+
+    @property
+    def at_once(self) -> int:
+        """So many drafts are bounded together in little memory."""
+        return int(max(1, MOST_TOGETHER // self.ranges.counts.shape[1] ** self.vpp))
+
+    @cached_property
+    def pairs(self) -> list[Pairs]:
+        """The pairs of each rank."""
+        return [*self._of_ranks()]
+
+    def _of_ranks(self) -> Iterator[Pairs]:
+        """The pairs of one rank after another: those of all ranks and many drafts take much memory together."""
+        return map(self._pairs, self._blocks.ranks())
 
     def _prepare_ends(self, drafts: Array) -> None:
         """Forward of both ends, (draft,) each; backward by (draft, set), and the least of all sets."""
@@ -187,9 +203,10 @@ class ChunkRoom:
         limit_s = float(self.limit_s.max())
         return max(1, min(self.layers, int((cheapest < limit_s).sum())))
 
-    def _contents(self, drafts: Array) -> Contents:
+    @cached_property
+    def contents(self) -> Contents:
         """All ranges of so many blocks."""
-        blocks, counts, sets = self._blocks, self.ranges.counts, self._sets
+        blocks, counts, sets, drafts = self._blocks, self.ranges.counts, self._sets, self._drafts
         at_once = max(1, AT_ONCE // (len(drafts) * len(sets)))
         pieces = [
             self._passes(drafts, counts[:, begin : begin + at_once]) for begin in range(0, counts.shape[1], at_once)
@@ -374,7 +391,7 @@ class ChunkRoom:
     def relaxed(self) -> list[Costs]:
         """By rank, seconds of steps with each of its pairs, at least, whatever they recompute."""
         found = []
-        for pairs, price in zip(self.pairs, self._prices(), strict=True):
+        for pairs, price in zip(self._of_ranks(), self._prices(), strict=True):
             ones = np.ones_like(price)
             both_s = self._backward_at_least_s(pairs, price, [ones] * self.vpp)
             later_s = self._backward_at_least_s(pairs, price, [*pairs.weights])

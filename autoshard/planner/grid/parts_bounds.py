@@ -98,7 +98,6 @@ class Parts:
         numbers = part_numbers(problem, shapes, sets, laws=laws, more=ATTENTION)
         columns = as_columns(problem, shapes, numbers[..., : -len(ATTENTION)])
         self._counts = problem.blocks.counts
-        every = np.arange(len(shapes) * len(sets))
         self._accumulation_s = accumulation_s_per_parameter(problem.training.precision, problem.cluster.device)
         units = programs_of(problem, shapes)
         held = [_held_of(programs, shape.ep > 1) for programs, shape in zip(units, shapes, strict=True)]
@@ -125,7 +124,7 @@ class Parts:
         )
         self._waiting_bytes = np.stack([by_set(one.weights_waiting_bytes)[:, 0] for one in columns.blocks])
         self._working_bytes = np.stack([by_set(one.working_bytes)[:, 0] for one in columns.blocks])
-        ends = [columns.ends(every, together) for together in (False, True)]
+        ends = [columns.ends(slice(None), together) for together in (False, True)]
         self._put_off_s = [by_set(one.weight_gradients_s).max(1) for one in (block, *ends[0])]
         self._ends_s = np.array([[by_set(end.forward_s + end.backward_s).min(1) for end in both] for both in ends])
         self._ends_held_bytes = np.array(

@@ -408,6 +408,10 @@ def _stages_at_least_s(whole: Whole, drafts: Array, limit_bytes: float, known_s:
 def _rooms_at_least_s(whole: Whole, drafts: Array, limit_bytes: float, known_s: float) -> dict[int, float]:
     """Seconds of a step at least, by draft, by what its ranks have room for, as far as they are below known_s."""
     room = ChunkRoom(whole, drafts, np.arange(len(whole.sets)), limit_bytes, known_s)
+    if room.at_once < len(drafts):
+        parts = (drafts[some] for some in pieces(len(drafts), room.at_once))
+        every = (_rooms_at_least_s(whole, some, limit_bytes, known_s) for some in parts)
+        return {draft: seconds for found in every for draft, seconds in found.items()}
     return dict(zip(drafts.tolist(), room.steps_s(room.relaxed()).tolist(), strict=True))
 
 
