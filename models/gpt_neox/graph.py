@@ -19,6 +19,7 @@ from autoshard.models.llama.graph import (
 from autoshard.spec.model import ModelSpec
 
 TABLE = "gpt_neox.embed_in.weight"
+UP, DOWN = "dense_h_to_4h", "dense_4h_to_h"
 
 
 def embedding(b: GraphBuilder, model: ModelSpec) -> str:
@@ -39,7 +40,7 @@ def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) ->
     b.module = "mlp_norm"
     h = norm(b, model, f"{prefix}.post_attention_layernorm", x)
     b.module = "mlp"
-    down = (plain_mlp(b, model, h, f"{prefix}.mlp", "dense_h_to_4h", "dense_4h_to_h"), f"{prefix}.post_mlp_dropout")
+    down = (plain_mlp(b, model, h, f"{prefix}.mlp", UP, DOWN), f"{prefix}.post_mlp_dropout")
     branches = (down, attended) if model.use_parallel_residual else (down,)
     return residual(b, model, f"{prefix}.residual", x, *branches)
 

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from autoshard.models.gpt_neox.graph import DOWN, UP
 from autoshard.models.llama.weights import norms
+from autoshard.models.nemotron.weights import plain_mlp
 from autoshard.models.weight_names import Part
 from autoshard.spec.model import ModelSpec
 
@@ -22,9 +24,7 @@ def block(model: ModelSpec, layer: int) -> Iterator[Part]:
         yield Part(f"{name}.query_key_value.bias", f"({heads})", f"{name}.{part}.bias", index, len(HEADS))
     yield Part.same(f"{name}.dense.weight", "embed (kvhead group headdim)")
     yield Part.same(f"{name}.dense.bias", "embed")
-    for part, rows, columns in (("dense_h_to_4h", "ffn", "embed"), ("dense_4h_to_h", "embed", "ffn")):
-        yield Part.same(f"{prefix}.mlp.{part}.weight", f"{rows} {columns}")
-        yield Part.same(f"{prefix}.mlp.{part}.bias", rows)
+    yield from plain_mlp(model, f"{prefix}.mlp", UP, DOWN)
     yield from norms(model, f"{prefix}.input_layernorm", f"{prefix}.post_attention_layernorm")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from autoshard.models.lfm2.graph import CHANNEL, PROJECTED
+from autoshard.models.llama import weights as llama
 from autoshard.models.mixtral.weights import MATRICES, OURS, mixture
 from autoshard.models.weight_names import Part
 from autoshard.spec.model import ModelSpec
@@ -18,10 +19,7 @@ HEADS = {"q_layernorm": "q_norm", "k_layernorm": "k_norm"}
 
 
 def ends(model: ModelSpec) -> Iterator[Part]:
-    yield Part.same("model.embed_tokens.weight", "vocab embed")
-    yield Part("model.embedding_norm.weight", "embed", "model.norm.weight")
-    if not model.tie_word_embeddings:
-        yield Part.same("lm_head.weight", "vocab embed")
+    yield from llama.ends(model, "model.embedding_norm")
 
 
 def block(model: ModelSpec, layer: int) -> Iterator[Part]:

@@ -6,9 +6,10 @@ The names are the same; heads are flattened into rows.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
-from autoshard.models.llama.graph import HEADS, norm_parts, projected
+from autoshard.models.llama.graph import FINAL_NORM, HEADS, TABLE, norm_parts, projected
 from autoshard.models.weight_names import Part
 from autoshard.spec.attention_heads import AttentionHeads
 from autoshard.spec.model import ModelSpec
@@ -22,9 +23,11 @@ def block(model: ModelSpec, layer: int) -> Iterator[Part]:
     yield from gated_mlp(model, f"{prefix}.mlp", "ffn")
 
 
-def ends(model: ModelSpec) -> Iterator[Part]:
-    yield Part.same("model.embed_tokens.weight", "vocab embed")
-    yield from norms(model, "model.norm")
+def ends(model: ModelSpec, final_norm: str = FINAL_NORM) -> Iterator[Part]:
+    """The parts of the checkpoint outside of the blocks. final_norm: its name of the last norm."""
+    yield Part.same(TABLE, "vocab embed")
+    for part in norms(model, FINAL_NORM):
+        yield replace(part, tensor=part.tensor.replace(FINAL_NORM, final_norm))
     if not model.tie_word_embeddings:
         yield Part.same("lm_head.weight", "vocab embed")
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from autoshard.models.llama.weights import attention, ends
 from autoshard.models.nanochat.graph import DOWN, UP
+from autoshard.models.nemotron.weights import plain_mlp
 from autoshard.models.weight_names import Part
 from autoshard.spec.model import ModelSpec
 
@@ -15,5 +16,4 @@ __all__ = ["block", "ends"]
 def block(model: ModelSpec, layer: int) -> Iterator[Part]:
     prefix = f"model.layers.{layer}"
     yield from attention(model, prefix)
-    yield Part.same(f"{prefix}.mlp.{UP}.weight", "ffn embed")
-    yield Part.same(f"{prefix}.mlp.{DOWN}.weight", "embed ffn")
+    yield from plain_mlp(model, f"{prefix}.mlp", UP, DOWN)

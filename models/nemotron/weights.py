@@ -20,10 +20,13 @@ def block(model: ModelSpec, layer: int) -> Iterator[Part]:
     yield from plain_mlp(model, f"{prefix}.mlp")
 
 
-def plain_mlp(model: ModelSpec, name: str) -> Iterator[Part]:
-    """The parts of the checkpoint for an MLP of two matrices. name: of it."""
+def plain_mlp(
+    model: ModelSpec, name: str, up_name: str = "up_proj", down_name: str = "down_proj", ffn: str = "ffn"
+) -> Iterator[Part]:
+    """The parts of the checkpoint for an MLP of two matrices. name: of it. up_name, down_name: our names of its
+    matrices. ffn: its inner dim."""
     named = OTHER_NAMES.get(model.model_type, {})
-    for part, rows, columns in (("up_proj", "ffn", "embed"), ("down_proj", "embed", "ffn")):
+    for part, rows, columns in ((up_name, ffn, "embed"), (down_name, "embed", ffn)):
         hub = f"{name}.{named.get(part, part)}"
         yield Part(f"{hub}.weight", f"{rows} {columns}", f"{name}.{part}.weight")
         if model.mlp_bias:

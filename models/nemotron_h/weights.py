@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from autoshard.models.granite_hybrid.weights import state_space
 from autoshard.models.llama.weights import norms, projections
 from autoshard.models.mixtral.weights import mixture
+from autoshard.models.nemotron.weights import plain_mlp
 from autoshard.models.nemotron_h.graph import DOWN, TABLE, UP, dense_dim
 from autoshard.models.weight_names import Part
 from autoshard.spec.model import ModelSpec
@@ -24,19 +25,14 @@ def block(model: ModelSpec, layer: int) -> Iterator[Part]:
     elif mixer != NONE:
         yield from projections(model, name)
     elif not model.has_experts(layer):
-        yield from _mlp(name, dense_dim(model))
+        yield from plain_mlp(model, name, UP, DOWN, dense_dim(model))
     else:
         width = "embed" if model.moe_latent_size is None else "latent"
         yield from mixture(model, name, {UP: f"ffn {width}", DOWN: f"{width} ffn"})
         if model.moe_latent_size is not None:
             yield Part.same(f"{name}.fc1_latent_proj.weight", "latent embed")
             yield Part.same(f"{name}.fc2_latent_proj.weight", "embed latent")
-        yield from _mlp(f"{name}.shared_experts", "shared_ffn")
-
-
-def _mlp(name: str, ffn: str) -> Iterator[Part]:
-    yield Part.same(f"{name}.{UP}.weight", f"{ffn} embed")
-    yield Part.same(f"{name}.{DOWN}.weight", f"embed {ffn}")
+        yield from plain_mlp(model, f"{name}.shared_experts", UP, DOWN, "shared_ffn")
 
 
 def ends(model: ModelSpec) -> Iterator[Part]:

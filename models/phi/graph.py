@@ -12,9 +12,11 @@ from autoshard.spec.model import ModelSpec
 
 __all__ = ["block", "embedding", "head"]
 
+UP, DOWN = "fc1", "fc2"
+
 
 def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) -> str:
-    return side_by_side(b, model, x, layer, kernel, partial(plain_mlp, up_name="fc1", down_name="fc2"))
+    return side_by_side(b, model, x, layer, kernel, partial(plain_mlp, up_name=UP, down_name=DOWN))
 
 
 def head(b: GraphBuilder, model: ModelSpec, x: str) -> str:

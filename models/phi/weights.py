@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from autoshard.models.llama import weights as llama
-from autoshard.models.llama.graph import FINAL_NORM
 from autoshard.models.llama.weights import norms, projections
+from autoshard.models.nemotron.weights import plain_mlp
+from autoshard.models.phi.graph import DOWN, UP
 from autoshard.models.weight_names import Part
 from autoshard.spec.model import ModelSpec
 
@@ -17,12 +18,9 @@ def block(model: ModelSpec, layer: int) -> Iterator[Part]:
     for part in projections(model, f"{prefix}.self_attn"):
         yield replace(part, tensor=part.tensor.replace(".o_proj.", ".dense."))
     yield from norms(model, f"{prefix}.input_layernorm")
-    for name, rows, columns in (("fc1", "ffn", "embed"), ("fc2", "embed", "ffn")):
-        yield Part.same(f"{prefix}.mlp.{name}.weight", f"{rows} {columns}")
-        yield Part.same(f"{prefix}.mlp.{name}.bias", rows)
+    yield from plain_mlp(model, f"{prefix}.mlp", UP, DOWN)
 
 
 def ends(model: ModelSpec) -> Iterator[Part]:
-    for part in llama.ends(model):
-        yield replace(part, tensor=part.tensor.replace(f"{FINAL_NORM}.", "model.final_layernorm."))
+    yield from llama.ends(model, "model.final_layernorm")
     yield Part.same("lm_head.bias", "vocab")
