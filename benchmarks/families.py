@@ -99,6 +99,7 @@ MODELS: dict[str, tuple[str, str, int]] = {
     "starcoder2": ("starcoder2-15b", "trn2.48xlarge", 2),
     "stablelm": ("stablelm-3b-4e1t", "trn2.48xlarge", 1),
     "phi": ("phi-2", "trn2.48xlarge", 1),
+    "falcon_h1": ("falcon-h1-34b", "trn2.48xlarge", 8),
     "step3p5": ("step-3.7-flash", "trn2.48xlarge", 16),
     "kolibri1": ("kolibri-1", "trn2.48xlarge", 8),
     "jais2": ("jais2-8b", "trn2.48xlarge", 1),

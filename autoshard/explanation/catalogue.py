@@ -16,7 +16,7 @@ from autoshard.models.stage import active_count, parameter_count
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.hardware_file import aliases, packaged_instances, plugin_files
 from autoshard.spec.model import ModelSpec
-from autoshard.spec.model_types import FULL_ATTENTION, NONE
+from autoshard.spec.model_types import FULL_ATTENTION, HYBRID, NONE
 from autoshard.units import TFLOPS, format_bytes, format_count
 
 T = TypeVar("T", "KnownModel", "KnownInstance")
@@ -158,6 +158,7 @@ def _built_of(model: ModelSpec) -> list[str]:
     """How many blocks mix tokens by what, the experts, and what predicts more tokens."""
     latent = "latent attention" if model.indexer is None else "latent attention with an indexer"
     names = {FULL_ATTENTION: FULL_ATTENTION if model.latent_attention is None else latent, NONE: "MLP or experts alone"}
+    names[HYBRID] = "full_attention beside mamba"
     mixers = Counter(model.mixer_of(layer) for layer in range(model.num_hidden_layers))
     words = [", ".join(f"{count} x {names.get(word, word)}" for word, count in mixers.items())]
     if model.is_moe:

@@ -30,6 +30,7 @@ from autoshard.plans.plan_json import compact_json
 from autoshard.plans.search_result import PathSummary, Pins, Rejection
 from autoshard.spec.attention_heads import GlobalAttention
 from autoshard.spec.attention_scores import AttentionScores
+from autoshard.spec.branch_multipliers import BranchMultipliers
 from autoshard.spec.chunked_attention import ChunkedAttention
 from autoshard.spec.clamped_gate import ClampedGate
 from autoshard.spec.cluster import Cluster, Device, Domain, Link
@@ -61,6 +62,7 @@ TYPES = {
     "clamped_gate": ClampedGate,
     "chunked_attention": ChunkedAttention,
     "multipliers": Multipliers,
+    "branch_multipliers": BranchMultipliers,
     "multi_token_prediction": MultiTokenPrediction,
     "conv": ShortConv,
     "linear_attention": LinearAttention,

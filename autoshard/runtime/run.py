@@ -98,7 +98,7 @@ def _backend(plan: Plan, options: RunOptions, in_cluster: bool) -> str:
     check_runs(BACKENDS[chosen], plan.training.precision)
     if options.document_mask and plan.model.is_recurrent:
         raise AutoshardError(
-            f"document_mask: {plan.model.name} has blocks without attention, which go on from document to document; "
+            f"document_mask: {plan.model.name} has recurrences or convolutions, which go on from document to document; "
             "leave it out, or give each document a row"
         )
     if options.document_mask and plan.model.indexer is not None:

@@ -78,6 +78,8 @@ class Mamba:
     mamba_chunk_size: Tokens of a chunk, within which the recurrence is a matrix product.
     mamba_conv_bias: Whether the convolution has a bias.
     mamba_n_groups: Groups of heads that follow one another; the heads of a group share one B and C.
+    mamba_rms_norm: Whether an RMSNorm over the heads of each group follows the gate, as it does but in some models of
+        falcon_h1.
 
     Raises AutoshardError for sizes that are no counts or do not divide.
     """
@@ -89,12 +91,12 @@ class Mamba:
     mamba_chunk_size: Count
     mamba_conv_bias: bool
     mamba_n_groups: Annotated[Count, Absence.WRITTEN] = 1
+    mamba_rms_norm: Annotated[bool, Absence.WRITTEN] = True
 
     def __post_init__(self) -> None:
-        check_flag("mamba", "mamba_conv_bias", self.mamba_conv_bias)
         for one in fields(self):
-            if one.name != "mamba_conv_bias":
-                check_integer("mamba", one.name, getattr(self, one.name))
+            check = check_flag if one.name in ("mamba_conv_bias", "mamba_rms_norm") else check_integer
+            check("mamba", one.name, getattr(self, one.name))
         if self.mamba_n_heads % self.mamba_n_groups:
             raise AutoshardError(
                 f"mamba_n_groups={self.mamba_n_groups} of mamba must divide mamba_n_heads={self.mamba_n_heads}"

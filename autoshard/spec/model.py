@@ -11,6 +11,7 @@ from autoshard.files.codec import Absence, Count, Limit, NotNegative, Positive, 
 from autoshard.spec.attention_heads import GLOBAL, AttentionHeads, GlobalAttention
 from autoshard.spec.attention_scores import USUAL_SCORES, AttentionScores
 from autoshard.spec.blocks import Blocks, blocks_of
+from autoshard.spec.branch_multipliers import BranchMultipliers
 from autoshard.spec.chunked_attention import ChunkedAttention
 from autoshard.spec.clamped_gate import ClampedGate
 from autoshard.spec.dropout import NO_DROPOUT, Dropout
@@ -77,8 +78,8 @@ class ModelSpec:
     partial_rotary_factor: Part of each head, from its start, that rotary positions turn.
     use_parallel_residual: Whether attention and MLP both read the block's input.
     layer_types: Of each block, what mixes its tokens: full_attention | sliding_attention | chunked_attention |
-        linear_attention | mamba | conv | none (nemotron_h: it has an MLP instead); absent where all blocks have the
-        same attention.
+        linear_attention | mamba | conv | hybrid (falcon_h1: full attention and mamba side by side) | none (nemotron_h:
+        it has an MLP instead); absent where all blocks have the same attention.
     mlp_layer_types: Of each block of a mixture, dense (an MLP of dense_intermediate_size) | sparse (experts); of each
         block of nemotron_h also none (its tokens are mixed instead); absent where all blocks are alike.
     dense_intermediate_size: Width of the MLP of a mixture's blocks without experts; absent without such blocks.
@@ -87,9 +88,10 @@ class ModelSpec:
         shared (those of the shared expert, or of the MLP in place of experts) | both; absent where it is the routed
         experts' in all blocks, if there is a clamped_gate.
     linear_attention: Sizes of the blocks that are linear_attention in layer_types; absent without such blocks.
-    mamba: Sizes of the blocks that are mamba in layer_types; absent without such blocks.
+    mamba: Sizes of the blocks that are mamba or hybrid in layer_types; absent without such blocks.
     conv: Sizes of the blocks that are conv in layer_types; absent without such blocks.
     multipliers: Constants by which embeddings, scores, residuals and logits are scaled; absent where none is.
+    branch_multipliers: Constants by which embeddings and the branches of each block are scaled; absent where none is.
     latent_attention: Widths of multi-head latent attention; absent where a block has none.
     indexer: Sizes of what chooses the keys that a query of latent attention sees; absent where it sees all before it.
     use_qk_norm: Whether each head's query and key have an RMSNorm of their own, in families that leave it to the
@@ -157,6 +159,7 @@ class ModelSpec:
     mamba: Annotated[Mamba | None, Absence.WRITTEN] = None
     conv: Annotated[ShortConv | None, Absence.WRITTEN] = None
     multipliers: Annotated[Multipliers | None, Absence.WRITTEN] = None
+    branch_multipliers: Annotated[BranchMultipliers | None, Absence.WRITTEN] = None
     latent_attention: Annotated[LatentAttention | None, Absence.WRITTEN] = None
     indexer: Annotated[Indexer | None, Absence.WRITTEN] = None
     use_qk_norm: Annotated[bool, Absence.WRITTEN] = False
@@ -345,6 +348,7 @@ class ModelSpec:
             return self.multipliers.attention_multiplier
         scaling = self.rope_scaling
         factor = 1.0 if scaling is None or self.latent_attention is None else scaling.latent_scores_factor
+        factor *= 1.0 if self.branch_multipliers is None else self.branch_multipliers.scores
         return None if factor == 1 else float(factor * self.head_dim**-0.5)
 
     @cached_property

@@ -8,6 +8,7 @@ from autoshard.errors import AutoshardError
 from autoshard.files.fields import check_choice, check_flag, check_integer, check_positive, show
 from autoshard.spec.attention_heads import GlobalAttention
 from autoshard.spec.attention_scores import AttentionScores
+from autoshard.spec.branch_multipliers import BranchMultipliers
 from autoshard.spec.clamped_gate import ClampedGate
 from autoshard.spec.dropout import Dropout
 from autoshard.spec.indexer import Indexer
@@ -20,12 +21,14 @@ from autoshard.spec.model_types import (
     FAMILIES,
     FULL_ATTENTION,
     GATE_TYPES,
+    HYBRID,
     LAYER_TYPES,
     LONGEST_NAME,
     MLP_LAYER_TYPES,
     MOST_REPEATED,
     NONE,
     POSITION_TYPES,
+    RECURRENT,
     ROUTED,
     SHARED,
     SLIDING_ATTENTION,
@@ -52,6 +55,7 @@ def check_model(model: ModelSpec) -> None:
     _check_indexer(model)
     _check_experts(model)
     _check_kinds(model)
+    _check_branch_multipliers(model)
     _check_gates(model)
     _check_prediction(model)
     _check_graph(model)
@@ -291,10 +295,9 @@ def _check_kinds(model: ModelSpec) -> None:
     """A word for each block, where blocks differ."""
     if (objection := _needed_objection(model, "chunked_attention")) is not None:
         raise AutoshardError(objection)
-    layer_types = LAYER_TYPES if model.chunked_attention is None else (FULL_ATTENTION, CHUNKED_ATTENTION)
     none = (NONE,) if model.family.has_one_branch else ()
     words = {
-        "layer_types": (*layer_types, *none),
+        "layer_types": (*_mixers(model), *none),
         "mlp_layer_types": (*MLP_LAYER_TYPES, *none),
         "position_types": POSITION_TYPES,
         "gate_types": GATE_TYPES,
@@ -314,19 +317,31 @@ def _check_kinds(model: ModelSpec) -> None:
             )
     if none:
         _check_branches(model)
+    if model.family.has_two_mixers and not model.layer_types:
+        raise AutoshardError(
+            f"layer_types of {model.name} must say {HYBRID} of each block: model_type={model.model_type} has attention "
+            "and a state space in all of them"
+        )
     if SLIDING_ATTENTION in model.layer_types and model.sliding_window is None:
         raise AutoshardError(f"layer_types of {model.name} has {SLIDING_ATTENTION}: sliding_window must be given")
     if SPARSE in model.mlp_layer_types and not model.is_moe:
         raise AutoshardError(f"mlp_layer_types of {model.name} has {SPARSE}, but num_local_experts=0")
+    used = {RECURRENT.get(word) for word in model.layer_types}
     for field, kind in (("linear_attention", LinearAttention), ("mamba", Mamba), ("conv", ShortConv)):
         value = getattr(model, field)
         if not isinstance(value, (kind, type(None))):
             raise AutoshardError(f"{field}={show(value)} of {model.name} must be an object with sizes")
-        if (field in model.layer_types) != (value is not None):
+        if (field in used) != (value is not None):
+            word = HYBRID if model.family.has_two_mixers and field == RECURRENT[HYBRID] else field
             raise AutoshardError(
-                f"{field} of {model.name} must be the sizes of the blocks that are {field} in layer_types, and absent "
+                f"{field} of {model.name} must be the sizes of the blocks that are {word} in layer_types, and absent "
                 "without such blocks"
             )
+    if model.mamba is not None and not (model.mamba.mamba_rms_norm or model.family.has_two_mixers):
+        raise AutoshardError(
+            f"mamba_rms_norm=False of {model.name} must be True: model_type={model.model_type} has a norm behind the "
+            "gate"
+        )
     if not isinstance(model.multipliers, (Multipliers, type(None))):
         raise AutoshardError(f"multipliers={show(model.multipliers)} of {model.name} must be an object with constants")
     check_integer(model.name, "dense_intermediate_size", model.dense_intermediate_size, at_least=0)
@@ -336,6 +351,25 @@ def _check_kinds(model: ModelSpec) -> None:
             f"dense_intermediate_size={model.dense_intermediate_size} of {model.name} must be the width of the blocks "
             f"that are {DENSE} in mlp_layer_types, and 0 without such blocks"
         )
+
+
+def _mixers(model: ModelSpec) -> tuple[str, ...]:
+    """The words of layer_types for blocks that mix their tokens, of the model's family."""
+    if model.family.has_two_mixers:
+        return (HYBRID,)
+    return LAYER_TYPES if model.chunked_attention is None else (FULL_ATTENTION, CHUNKED_ATTENTION)
+
+
+def _check_branch_multipliers(model: ModelSpec) -> None:
+    """Constants of branches exactly where the model_type has them, and there no biases, which they would scale too."""
+    constants, of = model.branch_multipliers, model.name
+    if not isinstance(constants, (BranchMultipliers, type(None))):
+        raise AutoshardError(f"branch_multipliers={show(constants)} of {of} must be an object with constants")
+    if (objection := _needed_objection(model, "branch_multipliers")) is not None:
+        raise AutoshardError(f"{objection}; {with_trait('branch_multipliers')} has them")
+    for field in ("attention_bias", "mlp_bias"):
+        if constants is not None and getattr(model, field):
+            raise AutoshardError(f"{field}=True of {of} is not supported with branch_multipliers; False is")
 
 
 def _check_gates(model: ModelSpec) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, fields
 
 from autoshard.errors import AutoshardError
@@ -16,7 +17,7 @@ ROUTED, SHARED = "routed", "shared"
 RMS_NORM, LAYER_NORM = "rmsnorm", "layernorm"
 SIGMOID, SOFTPLUS = "sigmoid", "softplus"
 EACH_HEAD, ALL_HEADS, EACH_NUMBER = "each_head", "all_heads", "each_number"
-NEEDED_FIELDS = ("latent_attention", "indexer", "chunked_attention")
+NEEDED_FIELDS = ("latent_attention", "indexer", "chunked_attention", "branch_multipliers")
 OPTIONAL_FIELDS = (
     "multi_token_prediction",
     "use_parallel_residual",
@@ -46,6 +47,8 @@ class Family:
     has_optional_experts: whether some of its models have no experts at all.
     has_one_branch: whether each block has a mixer of tokens or an MLP, not both: layer_types or mlp_layer_types says
         none of it.
+    has_two_mixers: whether attention and a state space stand side by side in each block: layer_types says hybrid of
+        all of them.
     counts_shared_experts: whether the config gives a number of shared experts, each as wide as a routed one.
     normalization: "rmsnorm" | "layernorm", which a config may change where may_have has use_rms_norm.
     has_norm_bias: whether a LayerNorm adds a bias.
@@ -78,6 +81,7 @@ class Family:
     experts: tuple[str, ...] = ()
     has_optional_experts: bool = False
     has_one_branch: bool = False
+    has_two_mixers: bool = False
     counts_shared_experts: bool = False
     normalization: str = RMS_NORM
     has_norm_bias: bool = True
@@ -273,6 +277,7 @@ _BUILT_IN = {
         has_gate=False,
         normalization=LAYER_NORM,
     ),
+    "falcon_h1": Family("falcon_h1", has_two_mixers=True, needs=("branch_multipliers",)),
     "starcoder2": Family("nemotron", activations=("gelu_pytorch_tanh",), has_gate=False, normalization=LAYER_NORM),
     "mellum": Family("qwen", experts=_MIXTURE, qk_norm=EACH_HEAD),
     "hyperclovax": Family("hyperclovax"),
@@ -321,11 +326,16 @@ MOST_REPEATED = 10_000
 LONGEST_NAME = 200
 FULL_ATTENTION, SLIDING_ATTENTION = "full_attention", "sliding_attention"
 LINEAR_ATTENTION, MAMBA, CONV = "linear_attention", "mamba", "conv"
-RECURRENT = (LINEAR_ATTENTION, MAMBA, CONV)
-"""Words of layer_types for blocks that mix tokens by a recurrence or a convolution: each needs the sizes in the field
-of its name."""
+HYBRID = "hybrid"
+"""Word of layer_types of families with has_two_mixers, for blocks with full attention and a state space."""
+RECURRENT: Mapping[str, str] = {
+    **{word: word for word in (LINEAR_ATTENTION, MAMBA, CONV)},
+    HYBRID: MAMBA,
+}
+"""Words of layer_types for blocks that mix tokens by a recurrence or a convolution, perhaps beside attention -> the
+field that has its sizes."""
 ATTENTION_TYPES = (FULL_ATTENTION, SLIDING_ATTENTION)
-LAYER_TYPES = (*ATTENTION_TYPES, *RECURRENT)
+LAYER_TYPES = (*ATTENTION_TYPES, LINEAR_ATTENTION, MAMBA, CONV)
 CHUNKED_ATTENTION = "chunked_attention"
 DENSE, SPARSE = "dense", "sparse"
 MLP_LAYER_TYPES = (DENSE, SPARSE)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Any
 
 from autoshard.errors import AutoshardError
@@ -56,7 +55,7 @@ def _granite_4(config: Config, model_type: str) -> ModelSpec:
     experts = config.integer("num_local_experts", 8, at_most=MOST_REPEATED, at_least=0)
     more: dict[str, Any] = {"multipliers": multipliers(config)}
     if MAMBA in types:
-        more |= {"layer_types": types, "mamba": _mamba(config)}
+        more |= {"layer_types": types, "mamba": state_space(config, expanded(config), "mamba_expand x hidden_size")}
     else:
         _ = [config.gives(key) for key in ("mamba_n_heads", "mamba_d_state")]  # sizes of blocks that are not there
     if experts:
@@ -75,15 +74,21 @@ def mixture_fields(config: Config, experts: int, shared: int) -> dict[str, Any]:
     return fields | ({"shared_expert_intermediate_size": shared} if shared else {})
 
 
-def _mamba(config: Config) -> Mamba:
-    heads, hidden = config.integer("mamba_n_heads", 128, at_most=MOST_REPEATED), config.integer("hidden_size")
-    inner = config.integer("mamba_expand", 2) * hidden
+def expanded(config: Config) -> int:
+    """The hidden size times mamba_expand."""
+    return config.integer("mamba_expand", 2) * config.integer("hidden_size")
+
+
+def state_space(config: Config, inner: int, said: str) -> Mamba:
+    """The sizes of a state space with a norm. inner: width of all of its heads. said: the keys that say it.
+
+    Raises AutoshardError where heads and their width make another one, and for what the scan has not.
+    """
+    heads = config.integer("mamba_n_heads", 128, at_most=MOST_REPEATED)
     width = config.value("mamba_d_head", "auto")
     width = inner // heads if width == "auto" else config.integer("mamba_d_head")
     if heads * width != inner:
-        raise AutoshardError(
-            f"mamba_n_heads={heads} x mamba_d_head={width} of {config.name} must be mamba_expand x hidden_size={inner}"
-        )
+        raise AutoshardError(f"mamba_n_heads={heads} x mamba_d_head={width} of {config.name} must be {said}={inner}")
     groups = config.integer("mamba_n_groups", 1)
     if heads % groups:
         raise AutoshardError(f"mamba_n_groups={groups} of {config.name} must divide mamba_n_heads={heads}")
@@ -126,6 +131,7 @@ def write(model: ModelSpec) -> dict[str, Any]:
     if model.mamba is None:
         config["mamba_n_heads"] = 1  # transformers checks its own default, 128, even where no block has any
     else:
-        config |= {one.name: getattr(model.mamba, one.name) for one in fields(model.mamba)}
+        config |= vars(model.mamba)
+        del config["mamba_rms_norm"]  # which all have
         config["mamba_expand"] = model.mamba.mamba_n_heads * model.mamba.mamba_d_head // model.hidden_size
     return config

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from autoshard.graph.ir import GraphBuilder
 from autoshard.models.dropping import residual
 from autoshard.models.llama.graph import (
@@ -25,6 +27,7 @@ __all__ = ["block", "embedding", "head"]
 PROJECTED = ("z", "x", "dt", "b", "c")
 """The projections of a block with a state space, of which the checkpoint has one matrix."""
 CONVOLVED = ("x", "b", "c")
+_UNSCALED: Mapping[str, float] = {}
 
 
 def mamba_dims(mamba: Mamba) -> dict[str, str]:
@@ -61,9 +64,10 @@ def mlp_dim(model: ModelSpec) -> str:
     return "shared_ffn" if model.shared_expert_intermediate_size else ""
 
 
-def state_space(b: GraphBuilder, model: ModelSpec, h: str, name: str) -> str:
+def state_space(b: GraphBuilder, model: ModelSpec, h: str, name: str, scales: Mapping[str, float] = _UNSCALED) -> str:
     """Append projections, causal convolutions, Mamba-2's state space, a norm over all heads (or over those of each
-    group) and output projection; returns its output. h: [batch, seq, embed]."""
+    group) if there is one, and output projection; returns its output. h: [batch, seq, embed]. scales: by which each of
+    PROJECTED is multiplied, if they are."""
     mamba = model.mamba
     assert mamba is not None, model.name
     b.module = "attention"
@@ -72,6 +76,7 @@ def state_space(b: GraphBuilder, model: ModelSpec, h: str, name: str) -> str:
         part: linear(b, f"{name}.{part}_proj", h, f"{HIDDEN}, {dims[part]} embed -> batch seq {dims[part]}", False)
         for part in PROJECTED
     }
+    made |= {part: b.scaled(f"{name}.{part}_scale", made[part], scale) for part, scale in scales.items()}
     mixed = {}
     for part in CONVOLVED:
         conv = f"{name}.{part}_conv1d"
@@ -87,6 +92,7 @@ def state_space(b: GraphBuilder, model: ModelSpec, h: str, name: str) -> str:
     scanned = b.operator("state_space_scan", f"{name}.scan", inputs, b.dims(mixed["x"]), loops, chunk_size=chunk)
     b.module = "attention"
     gated = b.elementwise("silu_mul", f"{name}.gated", made["z"], scanned)
-    groups = mamba.mamba_n_groups
-    normal = norm_over_heads(b, model, f"{name}.norm", gated, mamba.mamba_n_heads // groups, groups > 1)
-    return linear(b, f"{name}.out_proj", normal, f"batch seq {dims['x']}, embed {dims['x']} -> batch seq embed", False)
+    if mamba.mamba_rms_norm:
+        groups = mamba.mamba_n_groups
+        gated = norm_over_heads(b, model, f"{name}.norm", gated, mamba.mamba_n_heads // groups, groups > 1)
+    return linear(b, f"{name}.out_proj", gated, f"batch seq {dims['x']}, embed {dims['x']} -> batch seq embed", False)

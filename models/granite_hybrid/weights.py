@@ -70,5 +70,6 @@ def state_space(model: ModelSpec, name: str) -> Iterator[Part]:
     of_heads = dims["dt"] if mamba.mamba_n_groups == 1 else f"({dims['dt']})"
     for part in ("A_log", "D", "dt_bias"):
         yield Part.same(f"{name}.{part}", of_heads)
-    yield Part.same(f"{name}.norm.weight", f"({dims['x']})")
+    if mamba.mamba_rms_norm:
+        yield Part.same(f"{name}.norm.weight", f"({dims['x']})")
     yield Part.same(f"{name}.out_proj.weight", f"embed ({dims['x']})")

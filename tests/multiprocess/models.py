@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from autoshard.spec.attention_heads import GlobalAttention
 from autoshard.spec.attention_scores import AttentionScores
+from autoshard.spec.branch_multipliers import BranchMultipliers
 from autoshard.spec.chunked_attention import ChunkedAttention
 from autoshard.spec.clamped_gate import ClampedGate
 from autoshard.spec.dropout import Dropout
@@ -453,6 +454,23 @@ MODELS["kolibri 1"] = replace(
     shared_expert_intermediate_size=48,
     norm_topk_prob=False,
     router=Router("sigmoid", "corrected_logits"),
+)
+MODELS["falcon h1"] = replace(
+    LLAMA,
+    model_type="falcon_h1",
+    num_key_value_heads=2,
+    layer_types=("hybrid",) * 4,
+    mamba=Mamba(8, 8, 12, 4, 8, True, 4),
+    branch_multipliers=BranchMultipliers(5.5, 1.5, 0.5, 0.75, 1.25, (0.5, 0.25, 0.375, 0.75, 1.5), 0.5, (0.875, 0.625)),
+    logit_scale=0.25,
+)
+MODELS["falcon h1, 3 heads, no norm"] = replace(
+    MODELS["falcon h1"],
+    num_attention_heads=6,
+    num_key_value_heads=3,
+    head_dim=16,
+    mamba=Mamba(3, 16, 12, 4, 256, False, mamba_rms_norm=False),
+    tie_word_embeddings=True,
 )
 MODELS["phi"] = replace(
     LLAMA, model_type="phi", hidden_act="gelu_new", attention_bias=True, mlp_bias=True, partial_rotary_factor=0.5

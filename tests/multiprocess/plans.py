@@ -589,6 +589,12 @@ CASES[4] |= {
     "lfm2 tp x zigzag ring": ("lfm2", strategy(tp=2, cp=2, attention="zigzag_ring"), 2),
     "glm, kv replicated": ("glm", strategy(tp=4, sp=False), 2),
     "granite moe ep x tp": ("granite moe", strategy(tp=2, dp=2, ep=2, sp=False), 2),
+    "falcon h1, a group a rank": ("falcon h1", strategy(tp=4, sp=False), 2),
+    "falcon h1, 3 heads, tp x zigzag ring": (
+        "falcon h1, 3 heads, no norm",
+        strategy(tp=2, cp=2, attention="zigzag_ring"),
+        2,
+    ),
     "phi, 6 heads, tp x zigzag ring": ("phi of 6 heads", strategy(tp=2, cp=2, attention="zigzag_ring"), 2),
     "step, 6 heads, tp 4": ("step of 6 heads", strategy(tp=4), 2),
     "step ep x tp": ("step", strategy(tp=2, dp=2, ep=2), 2),
@@ -713,6 +719,18 @@ CASES[2] |= {
     "granite moe, shared, ep, ZeRO-3": ("granite moe, shared", strategy(dp=2, ep=2, zero=3, recompute="full"), 2),
     "granite moe, shared, pp, uneven, zero bubble": (
         "granite moe, shared",
+        strategy(pp=2, layers=(3, 1), schedule="zero_bubble"),
+        3,
+    ),
+    "falcon h1 tp": ("falcon h1", strategy(tp=2, recompute="attention+mlp"), 2),
+    "falcon h1 zigzag ring, ZeRO-3": (
+        "falcon h1",
+        strategy(cp=2, zero=3, attention="zigzag_ring", recompute="core_attention"),
+        2,
+    ),
+    "falcon h1 ulysses": ("falcon h1", strategy(cp=2, attention="ulysses", recompute="full"), 2),
+    "falcon h1 pp, uneven, zero bubble": (
+        "falcon h1, 3 heads, no norm",
         strategy(pp=2, layers=(3, 1), schedule="zero_bubble"),
         3,
     ),
@@ -928,7 +946,7 @@ LATER_FAMILIES = (
     *("deepseek_v32", "glm_moe_dsa", "glm", "granitemoe", "granitemoeshared", "flex_olmo", "lfm2", "lfm2_moe"),
     *("kimi_linear", "mimo_v2_flash", "olmo_hybrid", "lfm3", "bailing_hybrid", "mellum", "hyperclovax"),
     *("laguna", "starcoder2", "jais2", "gemma", "olmo", "nanochat", "cohere2_moe", "axk1"),
-    *("granite_swa", "granitemoe_swa", "stablelm", "kolibri1", "step3p5", "phi"),
+    *("granite_swa", "granitemoe_swa", "stablelm", "kolibri1", "step3p5", "phi", "falcon_h1"),
 )
 FURTHER = {
     *("kv replicated twice", "kv replicated x zigzag ring", "ring of 4, sliding window", "dp x cp"),

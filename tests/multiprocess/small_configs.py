@@ -485,6 +485,40 @@ CONFIGS["laguna"] = {
     },
 }
 CONFIGS["laguna, all alike"] = {**LAGUNA, "mlp_layer_types": ["sparse", "dense", "sparse"], "tie_word_embeddings": True}
+FALCON_H1 = {
+    **SMALL,
+    "model_type": "falcon_h1",
+    "head_dim": 16,
+    "mamba_d_ssm": 96,
+    "mamba_n_heads": 8,
+    "mamba_n_groups": 4,
+    "mamba_d_state": 12,
+    "mamba_chunk_size": 8,
+    "mamba_rms_norm": True,
+    "mamba_norm_before_gate": False,
+    "embedding_multiplier": 5.5,
+    "lm_head_multiplier": 0.25,
+    "attention_in_multiplier": 1.5,
+    "key_multiplier": 0.5,
+    "attention_out_multiplier": 0.75,
+    "ssm_in_multiplier": 1.25,
+    "ssm_multipliers": [0.5, 0.25, 0.375, 0.75, 1.5],
+    "ssm_out_multiplier": 0.5,
+    "mlp_multipliers": [0.875, 0.625],
+}
+CONFIGS["falcon h1"] = FALCON_H1
+CONFIGS["falcon h1, no norm, one group"] = {
+    **{key: value for key, value in FALCON_H1.items() if key != "head_dim"},
+    "num_key_value_heads": None,
+    "mamba_d_ssm": None,
+    "mamba_n_groups": 1,
+    "mamba_conv_bias": False,
+    "mamba_rms_norm": False,
+    "mamba_norm_before_gate": True,
+    "ssm_multipliers": None,
+    "tie_word_embeddings": True,
+    "rope_parameters": LLAMA3_ROPE,
+}
 PHI = {**SMALL, "model_type": "phi", "num_key_value_heads": 8, **NO_TOKENS}
 CONFIGS["phi"] = PHI
 CONFIGS["phi, fewer keys, stretched"] = {

@@ -27,6 +27,7 @@ CHOSEN = (
     "gemma4, experts",
     "glm 5",
     "step",
+    "falcon h1",
 )
 """What is special in a config, keys without which transformers builds no model, and names that are not Llama's."""
 

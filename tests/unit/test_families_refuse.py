@@ -151,6 +151,47 @@ STEP_WINDOWS = {"layer_types": ["full_attention", *["sliding_attention"] * 3], "
             {**KIMI, "moe_router_logit_softcapping": 30.0},
             "moe_router_logit_softcapping=30.0 of m is not supported; 0.0 is",
         ),
+        ("falcon_h1", {"attention_bias": True}, "attention_bias=True of m is not supported; False is"),
+        ("falcon_h1", {"projectors_bias": True}, "projectors_bias=True of m is not supported; False is"),
+        ("falcon_h1", {"mamba_use_mlp": False}, "mamba_use_mlp=False of m is not supported; True is"),
+        (
+            "falcon_h1",
+            {"attn_layer_indices": [0, 2]},
+            "attn_layer_indices=a list of 2 of m is not supported; null is",
+        ),
+        (
+            "falcon_h1",
+            {"mamba_rms_norm": True},
+            "mamba_norm_before_gate=True of m is not supported with mamba_rms_norm=True; False is",
+        ),
+        (
+            "falcon_h1",
+            {"mamba_d_head": 64},
+            "mamba_n_heads=128 x mamba_d_head=64 of m must be mamba_d_ssm=1024",
+        ),
+        (
+            "falcon_h1",
+            {"mamba_d_ssm": None, "mamba_d_head": 32},
+            "mamba_n_heads=128 x mamba_d_head=32 of m must be mamba_expand x hidden_size=8192",
+        ),
+        (
+            "falcon_h1",
+            {"time_step_limit": [0.001, 0.1]},
+            "time_step_limit=a list of 2 of m is not supported; 0 to infinity is",
+        ),
+        (
+            "falcon_h1",
+            {"ssm_multipliers": [1.0] * 4},
+            "ssm_multipliers=a list of 4 of m must be a list of 5 numbers",
+        ),
+        ("falcon_h1", {"mlp_multipliers": 0.5}, "mlp_multipliers=0.5 of m must be a list of 2 numbers"),
+        (
+            "falcon_h1",
+            {"mlp_multipliers": [1.0, -1.0]},
+            "mlp_multipliers=-1.0 of m must be a finite number above 0",
+        ),
+        ("falcon_h1", {"key_multiplier": 0}, "key_multiplier=0 of m must be a finite number above 0"),
+        ("falcon_h1", {"hidden_act": "gelu"}, "hidden_act='gelu' of m must be one of: silu"),
         ("phi", {"qk_layernorm": True}, "qk_layernorm=True of m is not supported; False is"),
         ("phi", {"head_dim": 64}, "head_dim=64 of m is not supported; hidden_size / num_attention_heads=128 is"),
         (

@@ -134,6 +134,8 @@ def parameters(model: ModelSpec) -> int:
     if model.model_type == "phi":  # the same with one norm in a block, and a bias of each logit
         block = attention + 2 * hidden * ffn + 2 * hidden + queries + 2 * keys + hidden + ffn + hidden
         return vocabulary + model.vocab_size + layers * block + 2 * hidden
+    if model.family.has_two_mixers:
+        return vocabulary + layers * (attention + recurrence(model) + 3 * hidden * ffn + 2 * hidden) + hidden
     if model.model_type == "stablelm":  # three matrices, norms of weight and bias
         biases = (queries + 2 * keys) * model.attention_bias
         return vocabulary + layers * (attention + 3 * hidden * ffn + 4 * hidden + biases) + 2 * hidden
@@ -238,9 +240,10 @@ def recurrence(model: ModelSpec) -> int:
         return products + taps + 2 * linear.linear_num_value_heads + linear.linear_value_head_dim
     if (mamba := model.mamba) is not None:
         inner, state = mamba.mamba_n_heads * mamba.mamba_d_head, mamba.mamba_n_groups * mamba.mamba_d_state
-        # gate, x, B, C, a step of each head; output; taps and their bias; A_log, D and dt_bias; a norm
+        # gate, x, B, C, a step of each head; output; taps and their bias; A_log, D and dt_bias; perhaps a norm
         products = model.hidden_size * (2 * inner + 2 * state + mamba.mamba_n_heads + inner)
-        return products + (mamba.mamba_d_conv + 1) * (inner + 2 * state) + 3 * mamba.mamba_n_heads + inner
+        norm = inner * mamba.mamba_rms_norm
+        return products + (mamba.mamba_d_conv + 1) * (inner + 2 * state) + 3 * mamba.mamba_n_heads + norm
     return 0
 
 
@@ -329,6 +332,10 @@ def recurrence(model: ModelSpec) -> int:
         ("jais2-8b", 8_090_401_280),
         ("laguna-xs.2", 33_442_607_104),
         ("step-3.7-flash", 196_956_118_272),
+        ("falcon-h1-0.5b", 521_411_104),
+        ("falcon-h1-1.5b-deep", 1_554_874_768),
+        ("falcon-h1-7b", 7_585_654_880),
+        ("falcon-h1-34b", 33_642_516_224),
         ("phi-1.5", 1_418_270_720),
         ("phi-2", 2_779_683_840),
         ("hyperclovax-seed-think-14b", 14_748_112_896),
@@ -613,7 +620,10 @@ def test_other_rope() -> None:
                 "chunk_size_feed_forward": 0,
                 "id2label": {"0": "LABEL_0"},
             },
-            f"model_type='falcon' of m is not supported; the nearest that is: llama; {TRACED}; supported: {FAMILIES}",
+            (
+                f"model_type='falcon' of m is not supported; the nearest that is: falcon_h1; {TRACED}; "
+                f"supported: {FAMILIES}"
+            ),
         ),
         (
             {"model_type": "mllama", "text_config": {"model_type": "mllama_text_model"}},
@@ -633,7 +643,7 @@ def test_other_rope() -> None:
             {"mamba_n_heads": 8},
             (
                 "mamba_n_heads=8 of m is not a key of model_type=llama, which would be another model without it; "
-                "granitemoehybrid has it"
+                "granitemoehybrid or falcon_h1 has it"
             ),
         ),
         (

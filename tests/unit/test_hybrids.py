@@ -27,8 +27,8 @@ from autoshard.spec.training import TrainingSpec, load_precision
 from tests.multiprocess.models import MODELS
 from tests.multiprocess.plans import plan_of, strategy
 
-NEXT, GRANITE, LFM2, KIMI = map(
-    load_model, ("qwen3-next-80b-a3b", "granite-4.0-h-micro", "lfm2-1.2b", "kimi-linear-48b-a3b")
+NEXT, GRANITE, LFM2, KIMI, FALCON = map(
+    load_model, ("qwen3-next-80b-a3b", "granite-4.0-h-micro", "lfm2-1.2b", "kimi-linear-48b-a3b", "falcon-h1-7b")
 )
 SEQ = 4096
 TRAINING = TrainingSpec(SEQ, 16, load_precision("mixed_precision"))
@@ -92,6 +92,7 @@ RECURRENT = [
     (GRANITE, "state_space_scan"),
     (LFM2, "causal_conv"),
     (KIMI, "gated_delta_rule"),
+    (FALCON, "state_space_scan"),
 ]
 
 
@@ -120,7 +121,7 @@ def test_model_flops_count_recurrences() -> None:
     assert longer == pytest.approx(3 * 3 * 16 * each, rel=1e-9)
 
 
-@pytest.mark.parametrize(("model", "kind"), [(NEXT, 0), (GRANITE, 0), (KIMI, 0)])
+@pytest.mark.parametrize(("model", "kind"), [(NEXT, 0), (GRANITE, 0), (KIMI, 0), (FALCON, 0)])
 def test_a_block_with_a_recurrence_splits_over_tensor_parallel_ranks(model: ModelSpec, kind: int) -> None:
     one, eight = (
         block_part(model, TRAINING, CLUSTER, local_shape(strategy(tp=tp, dp=64 // tp, layers=(48,))), kind, "none")
@@ -159,15 +160,21 @@ def test_what_does_not_fit_the_blocks_is_said(fields: dict[str, Any], text: str)
     assert str(raised.value) == text
 
 
-@pytest.mark.parametrize("name", ["qwen3 next", "lfm2", "lfm3"])
+@pytest.mark.parametrize("name", ["qwen3 next", "lfm2", "lfm3", "falcon h1"])
 def test_documents_of_a_row_cannot_be_kept_apart(name: str) -> None:
     plan = plan_of(MODELS[name], strategy(), 1)
     with pytest.raises(AutoshardError) as raised:
         _backend(plan, RunOptions(document_mask=True), in_cluster=False)
     assert str(raised.value) == (
-        "document_mask: tiny-llama has blocks without attention, which go on from document to document; leave it out, "
-        "or give each document a row"
+        "document_mask: tiny-llama has recurrences or convolutions, which go on from document to document; leave "
+        "it out, or give each document a row"
     )
+
+
+def test_a_block_with_both_mixers_is_one_kind() -> None:
+    assert FALCON.kinds == (0,)
+    found = [step.operator.kind for step in program(FALCON, 0).steps if isinstance(step, OperatorStep)]
+    assert (found.count("attention"), found.count("state_space_scan")) == (1, 1)
 
 
 def test_made_small_they_keep_their_form() -> None:

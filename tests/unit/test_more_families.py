@@ -21,6 +21,7 @@ from autoshard.models.registry import load_model, published_dropout
 from autoshard.models.stage import dim_sizes, published_sizes, stage_graph
 from autoshard.spec.attention_heads import GlobalAttention
 from autoshard.spec.attention_scores import AttentionScores
+from autoshard.spec.branch_multipliers import BranchMultipliers
 from autoshard.spec.clamped_gate import ClampedGate
 from autoshard.spec.dropout import Dropout
 from autoshard.spec.latent_attention import LatentAttention
@@ -129,6 +130,104 @@ def test_a_bias_of_logits_chooses_among_all_experts() -> None:
     with pytest.raises(AutoshardError) as error:
         Router("sigmoid", "corrected_logits", n_group=2)
     assert str(error.value) == "n_group=2 of router must be 1 with topk_method=corrected_logits"
+
+
+def test_what_a_falcon_h1_config_leaves_out() -> None:
+    model = read("falcon_h1")
+    assert (model.num_key_value_heads, model.head_dim, model.rope_theta, model.norm_eps) == (8, 128, 1e4, 1e-5)
+    assert (model.layer_types, model.mamba) == (("hybrid",) * 4, Mamba(128, 8, 256, 4, 256, True, 1, False))
+    assert model.branch_multipliers == BranchMultipliers(1.0, 1.0, 1.0, 1.0, 1.0, (1.0,) * 5, 1.0, (1.0, 1.0))
+    assert (model.logit_scale, model.scores_scale, model.tie_word_embeddings) == (1.0, None, False)
+    wide = read("falcon_h1", mamba_d_ssm=None, mamba_rms_norm=True, mamba_norm_before_gate=False, mamba_n_groups=2)
+    assert wide.mamba == Mamba(128, 64, 256, 4, 256, True, 2)
+    for one in (model, wide, load_model("falcon-h1-0.5b"), load_model("falcon-h1-34b")):
+        assert from_config(to_config(one), one.name) == one
+
+
+def test_the_constants_of_falcon_h1() -> None:
+    """A query and a key are 1.5 times as large, and the key again 0.5 times."""
+    model, layer = MODELS["falcon h1"], "model.layers.0"
+    graph = stage_graph(model, dim_sizes(model, 1, 16), range(1), first=True, last=True)
+    found = {op.name: op.attributes for op in graph.operators}
+    assert found[f"{layer}.self_attn.core_attention"]["scale"] == pytest.approx(1.5**2 * 0.5 / 8**0.5)
+    scaled = {name.removeprefix(f"{layer}."): one["factor"] for name, one in found.items() if "factor" in one}
+    assert scaled == {
+        "model.embedding_multiplier": 5.5,
+        "self_attn.out_multiplier": 1.5 * 0.75,
+        "mamba.z_scale": 1.25 * 0.5,
+        "mamba.x_scale": 1.25 * 0.25,
+        "mamba.b_scale": 1.25 * 0.375,
+        "mamba.c_scale": 1.25 * 0.75,
+        "mamba.dt_scale": 1.25 * 1.5,
+        "mamba.out_multiplier": 0.5,
+        "model.logit_scale": 0.25,
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "text"),
+    [
+        (
+            "falcon h1",
+            {"layer_types": ()},
+            (
+                "layer_types of tiny-llama must say hybrid of each block: model_type=falcon_h1 has attention and a "
+                "state space in all of them"
+            ),
+        ),
+        (
+            "falcon h1",
+            {"layer_types": ("mamba",) * 4},
+            "layer_types='mamba' of tiny-llama must be one of: hybrid",
+        ),
+        (
+            "falcon h1",
+            {"mamba": None},
+            (
+                "mamba of tiny-llama must be the sizes of the blocks that are hybrid in layer_types, and absent "
+                "without such blocks"
+            ),
+        ),
+        (
+            "falcon h1",
+            {"branch_multipliers": None},
+            "model_type=falcon_h1 of tiny-llama needs branch_multipliers; falcon_h1 has them",
+        ),
+        (
+            "falcon h1",
+            {"mlp_bias": True},
+            "mlp_bias=True of tiny-llama is not supported with branch_multipliers; False is",
+        ),
+        (
+            "llama",
+            {"branch_multipliers": MODELS["falcon h1"].branch_multipliers},
+            "model_type=llama of tiny-llama has no branch_multipliers; falcon_h1 has them",
+        ),
+        (
+            "granite hybrid",
+            {"mamba": Mamba(16, 8, 12, 4, 8, True, mamba_rms_norm=False)},
+            "mamba_rms_norm=False of tiny-llama must be True: model_type=granitemoehybrid has a norm behind the gate",
+        ),
+        (
+            "granite hybrid",
+            {"layer_types": ("hybrid",) * 4},
+            (
+                "layer_types='hybrid' of tiny-llama must be one of: full_attention, sliding_attention, "
+                "linear_attention, mamba, conv"
+            ),
+        ),
+    ],
+)
+def test_blocks_of_two_mixers_that_do_not_fit_are_refused(name: str, fields: dict[str, Any], text: str) -> None:
+    with pytest.raises(AutoshardError) as error:
+        replace(MODELS[name], **fields)
+    assert str(error.value) == text
+
+
+@pytest.mark.parametrize("numbers", [(1.0,), [1.0, 1.0]])
+def test_constants_of_another_number_are_refused(numbers: Any) -> None:
+    with pytest.raises(AutoshardError, match="of branch_multipliers must be a list of 2 numbers"):
+        BranchMultipliers(1.0, 1.0, 1.0, 1.0, 1.0, (1.0,) * 5, 1.0, numbers)
 
 
 def test_what_a_phi_config_leaves_out() -> None:

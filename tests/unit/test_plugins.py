@@ -262,7 +262,10 @@ def test_a_family_has_the_traits_of_those_that_are_built_in(tmp_path: Path, monk
         ("qk_norm='heads'", "qk_norm='heads' of family bad must be one of: each_head, all_heads"),
         (
             "needs=('router',)",
-            "needs='router' of family bad must be one of: latent_attention, indexer, chunked_attention",
+            (
+                "needs='router' of family bad must be one of: latent_attention, indexer, chunked_attention, "
+                "branch_multipliers"
+            ),
         ),
         (
             "may_have=('mtp',)",
