@@ -72,8 +72,11 @@ def number(value: Any) -> float:
 
 def share(value: Any) -> float:
     """The value as a number between 0 and 1, both excluded. Raises WrongValueError."""
-    found = number(value)
-    if found >= 1:
+    try:
+        found = number(value)
+    except WrongValueError:
+        found = math.nan
+    if not found < 1:
         raise WrongValueError(f"{shortened(str(value))} must be a number between 0 and 1")
     return found
 

@@ -71,6 +71,10 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         ("plan --model llama3-8b --global-batch 735134400", "--global-batch: 735134400 must be at most 1,048,576"),
         ("plan --model llama3-8b --seq-len 735134400", "--seq-len: 735134400 must be at most 100,000,000"),
         ("plan --model llama3-8b --nodes 1.5", "--nodes: 1.5 must be a whole number of at least 1"),
+        *(
+            (f"plan --model llama3-8b --fit-probability={given}", f"--fit-probability: {given} must be a number between 0 and 1")  # noqa: E501
+            for given in ("nan", "2", "1", "0", "-1", "inf", "often")
+        ),
         ("plan --precision fp4", "--precision: fp4 must be one of: auto, mixed_precision, bf16_sr, fp32, fp8, fp8_block, mxfp8, nvfp4, cfp8"),  # noqa: E501
         ("plan --recompute mlp+", "recompute='mlp+' must be none, selective, full, or modules (attention_norm, attention, core_attention, mlp_norm, mlp, residual) and operators of a block joined by +"),  # noqa: E501
         ("plan --format xml", "--format: xml must be one of: text, json"),
