@@ -38,13 +38,14 @@ def run_sweep(
     spread: does the points; None: this process, one after the other, with plan_for. run: fields of RunOptions with
     which each plan is executed; None: points are only planned. project: of Weights & Biases, for runs that log there;
     runs that were done before are not done again for it.
-    Raises AutoshardError where no point could even be planned, where the table cannot be read or written, and where
-    another sweep writes to the folder.
+    Raises AutoshardError where no point could even be planned, whose rows the table does not keep, where it cannot be
+    read or written, and where another sweep writes to the folder.
     """
     table = folder / TABLE
     asked = None if run is None else asked_of(run)
     with directory_lock(folder, "out"):
-        rows = _known_rows((*sorted(folder.glob(f"{SHARDS}/*/{TABLE}")), table), asked)
+        before = read_table(table)
+        rows = _known_rows((*(read_table(one) for one in sorted(folder.glob(f"{SHARDS}/*/{TABLE}"))), before), asked)
         keys = [key_of(point) for point in sweep.points]
         wanted = set(keys)
         order = [*(key for key in rows if key not in wanted), *keys]
@@ -62,11 +63,20 @@ def run_sweep(
             rows[key] = row_of(point, outcome)
             append_row(table, rows[key], columns)
             advance(outcome.status)
+        outcomes = [(point, rows[key].outcome) for key, point in zip(keys, sweep.points, strict=True)]
+        if all(outcome.status == INVALID for _, outcome in outcomes):
+            _write_again(table, before)
+            raise AutoshardError(f"no point of the sweep can be planned: {outcomes[0][1].reason}")
         write_table(table, [rows[key] for key in order], columns)
-    outcomes = [(point, rows[key].outcome) for key, point in zip(keys, sweep.points, strict=True)]
-    if all(outcome.status == INVALID for _, outcome in outcomes):
-        raise AutoshardError(f"no point of the sweep can be planned: {outcomes[0][1].reason}")
     return outcomes, len(tasks)
+
+
+def _write_again(table: Path, before: Sequence[Row]) -> None:
+    """Leave the rows that were there before a sweep, or no table where there were none."""
+    if before:
+        write_table(table, before)
+    else:
+        table.unlink(missing_ok=True)
 
 
 def group_of(sweep: Sweep) -> str:
@@ -74,7 +84,7 @@ def group_of(sweep: Sweep) -> str:
     return f"sweep {sweep.name}"
 
 
-def _known_rows(tables: Sequence[Path], asked: Mapping[str, str] | None) -> dict[Key, Row]:
+def _known_rows(tables: Sequence[Sequence[Row]], asked: Mapping[str, str] | None) -> dict[Key, Row]:
     """The rows of several tables by key: of equal keys the one that is worth most, of equal worth the last."""
 
     def worth(row: Row) -> tuple[bool, ...]:
@@ -83,7 +93,7 @@ def _known_rows(tables: Sequence[Path], asked: Mapping[str, str] | None) -> dict
 
     rows: dict[Key, Row] = {}
     for table in tables:
-        for key, row in {row.key: row for row in read_table(table)}.items():
+        for key, row in {row.key: row for row in table}.items():
             if key not in rows or worth(row) >= worth(rows[key]):
                 rows[key] = row
     return rows

@@ -23,7 +23,6 @@ from autoshard.sweeps.outcome import (
     DOES_NOT_FIT,
     EXECUTED,
     FAILED,
-    INVALID,
     LOST,
     OK,
     REHEARSED,
@@ -234,7 +233,19 @@ def test_nothing_can_be_planned(tmp_path: Path) -> None:
 
     with pytest.raises(AutoshardError, match=r"^no point of the sweep can be planned: model='nope' is not known$"):
         run(tmp_path, wrong)
-    assert {row.outcome.status for row in read_table(tmp_path / "results.csv")} == {INVALID}
+    assert not (tmp_path / "results.csv").exists()
+
+
+def test_rows_of_before_stay_where_nothing_can_be_planned(tmp_path: Path) -> None:
+    run(tmp_path, Planner())
+    before = (tmp_path / "results.csv").read_text()
+
+    def wrong(request: PlanRequest) -> Plan:
+        raise AutoshardError("tp=3 is 3 devices, which must divide the 256 of 8 x trn1.32xlarge")
+
+    with pytest.raises(AutoshardError, match=r"^no point of the sweep can be planned: tp=3 is 3 devices"):
+        run(tmp_path, wrong, replace(SWEEP, grid={"tp": (3, 5)}))
+    assert (tmp_path / "results.csv").read_text() == before
 
 
 def test_the_recipe_that_comes_with_autoshard() -> None:
