@@ -61,13 +61,21 @@ def measured_run(plan: Plan, path: str) -> Run:
 
 
 def of_this_plan(plan: Plan, path: str) -> MeasuredRun:
-    """The run.json at `path`. Raises AutoshardError where the run was of another plan or the file is none."""
+    """The run.json at `path`. Raises AutoshardError where the run was of another plan, where a number of it that the
+    plan decides is another than the plan's, and where the file is none."""
     measured = read_measured_run(path)
     if measured.plan_sha256 != text_digest(plan):
         raise AutoshardError(
             f"{path} was measured with another plan, on {measured.world_size} ranks; this one has "
             f"{plan.mesh.world_size}. A rehearsal runs a plan of its own: rehearsal_plan.json in its folder"
         )
+    for name, planned in (
+        ("world_size", plan.mesh.world_size),
+        ("global_batch_size", plan.training.global_batch_size),
+        ("sequence_length", plan.training.sequence_length),
+    ):
+        if getattr(measured, name) != planned:
+            raise AutoshardError(f"{name}={getattr(measured, name)} of {path} must be this plan's, {planned}")
     last = max(one.rank for one in measured.ranks)
     if last >= plan.mesh.world_size:
         raise AutoshardError(f"{path} has a rank {last}; this plan has {plan.mesh.world_size}, counted from 0")

@@ -97,6 +97,9 @@ def test_terms_of_the_plan_are_measured_once() -> None:
             {"ranks": [{"rank": 8, "stages": [], "peak_memory_bytes": 1}]},
             "run.json has a rank 8; this plan has 8, counted from 0",
         ),
+        ({"world_size": 16}, "world_size=16 of run.json must be this plan's, 8"),
+        ({"global_batch_size": 1}, "global_batch_size=1 of run.json must be this plan's, 8"),
+        ({"sequence_length": 1}, "sequence_length=1 of run.json must be this plan's, 256"),
         ({"steps": 0}, "run.json.steps is 0; it must be a whole number of at least 1"),
         (
             {"step_time_s": {"median": "1", "p10": 1, "p90": 1}},
