@@ -87,7 +87,12 @@ def request_of(model: Model, instance: Instance, options: Mapping[str, Any], top
         for name in OF_A_CLUSTER:
             if given.get(name) is not None:
                 raise AutoshardError(f"{name}={given[name]} beside a cluster, which has decided that; leave it out")
-        given.setdefault("nodes", instance.nodes)
+        nodes = given.setdefault("nodes", instance.nodes)
+        if nodes != instance.nodes:
+            raise AutoshardError(
+                f"nodes={nodes} beside a cluster with nodes={instance.nodes}; leave it out, or give "
+                f"cluster.with_nodes({nodes})"
+            )
     elif instance is not None:
         given["instance"] = _value("instance", instance)
     asked = request_from({**given, "model": ""}, top)

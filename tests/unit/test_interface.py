@@ -356,6 +356,10 @@ def test_values_show_themselves_in_a_notebook() -> None:
             lambda: autoshard.plan("llama3-8b", autoshard.cluster(), lnc=1),
             "lnc=1 beside a cluster, which has decided that; leave it out",
         ),
+        (
+            lambda: autoshard.plan("llama3-8b", autoshard.cluster(nodes=2), nodes=3),
+            "nodes=3 beside a cluster with nodes=2; leave it out, or give cluster.with_nodes(3)",
+        ),
         (lambda: autoshard.plan({"model_type": "none"}), "model_type='none' of none is not supported; "),
         (lambda: autoshard.score("tp=8"), "score of a layout in words needs a model: score 'tp=8 pp=4' -"),
         (
