@@ -136,6 +136,8 @@ class Device:
     def __post_init__(self) -> None:
         _check_text("a device", "name", self.name)
         of = f"device {self.name}"
+        if not self.flops_per_s:
+            raise AutoshardError(f"flops_per_s of {of} is empty; it must have the peak of a dtype, such as bfloat16")
         for dtype, peak in self.flops_per_s:
             check_measure(of, f"flops_per_s.{dtype}", peak)
         for dtype, share in self.quantized_efficiency:

@@ -229,6 +229,8 @@ def _over(below: Any, above: Any) -> Any:
 def _cluster_values(file: Section, name: str, nodes: int, lnc: int | None) -> dict[str, Any]:
     """The JSON form of a Cluster: `from_json` makes one of it, which checks the values."""
     default_lnc, offered = file.any("default_lnc"), file.child("lnc")
+    if not offered.names:
+        raise AutoshardError(f'{offered.path} is empty; it must have the devices at an LNC, such as "1"')
     lnc = default_lnc if lnc is None else lnc
     if isinstance(lnc, bool) or str(lnc) not in offered.names:
         raise AutoshardError(f"lnc={show(lnc)} is not offered by {name}; it offers lnc {' and '.join(offered.names)}")

@@ -311,6 +311,7 @@ def test_a_file_of_the_users_own(tmp_path: Path) -> None:
             {"adapter_bandwidth_bytes_per_s": {"value": "fast", "source": "x"}},
             "adapter_bandwidth_bytes_per_s='fast' of my.json must be a finite number above 0",
         ),
+        ({"lnc": {}}, 'my.json.lnc is empty; it must have the devices at an LNC, such as "1"'),
         ({"layout_rules": "tpu"}, "layout_rules='tpu' of cluster my-box must be one of: trn1, trn2, trn3, cuda, none"),
     ],
 )
@@ -318,6 +319,19 @@ def test_wrong_file_of_the_users_own(tmp_path: Path, changes: dict[str, Any], te
     with pytest.raises(AutoshardError) as error:
         load_cluster(None, 1, hardware_file=own_file(tmp_path, **changes))
     assert str(error.value).startswith(text)
+
+
+def test_a_device_without_a_peak(tmp_path: Path) -> None:
+    path = own_file(tmp_path)
+    data = json.loads(path.read_text(encoding="utf-8"))
+    (lnc,) = data["lnc"]
+    data["lnc"][lnc]["flops_per_s"] = {}
+    path.write_text(json.dumps(data), encoding="utf-8")
+    with pytest.raises(AutoshardError) as error:
+        load_cluster(None, 1, hardware_file=path)
+    assert str(error.value) == (
+        f"flops_per_s of device my-box lnc {lnc} is empty; it must have the peak of a dtype, such as bfloat16"
+    )
 
 
 def test_file_and_instance_must_agree(tmp_path: Path) -> None:
