@@ -103,10 +103,12 @@ def text(value: Any) -> str:
 
 
 def path(value: Any) -> str:
-    """The value as a text that is not empty.
+    """The value as the path of a file or folder, which shell completion offers for it and not for `text`.
 
-    Shell completion tells it from `text` and offers files. Raises WrongValueError.
+    Raises WrongValueError for what is no text or empty, and for "-", the standard input or output of other tools.
     """
+    if value == "-":
+        raise WrongValueError("- stands for no file: standard input and output are not taken; ./- is a file called -")
     return text(value)
 
 

@@ -85,6 +85,14 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         ("compare plan.json", "PLAN is missing; see --help"),
         ("replan plan.json", "plan plan.json does not exist"),
         ("sweep /dev/zero", "sweep /dev/zero is not a regular file"),
+        *(
+            (words, f"{name}: - stands for no file: standard input and output are not taken; ./- is a file called -")
+            for words, name in (
+                ("plan --model llama3-8b -o -", "-o/--out"),
+                ("sweep missing.yaml --out -", "-o/--out"),
+                ("explain -", "PLAN"),
+            )
+        ),
         ("validate missing.json", "plan missing.json does not exist"),
         ("explain missing.json", "plan missing.json does not exist"),
         ("run missing.json", "plan missing.json does not exist"),
