@@ -108,7 +108,7 @@ def check_flag(of: str, field: str, value: object) -> None:
 def check_choice(of: str, field: str, value: object, choices: Iterable[str]) -> None:
     """Check that a value is one of `choices`. of, field: whose it is and its name, in the AutoshardError raised."""
     choices = tuple(choices)
-    if value not in choices:
+    if not isinstance(value, str) or value not in choices:
         raise AutoshardError(f"{field}={show(value)} of {of} must be one of: {', '.join(choices)}")
 
 

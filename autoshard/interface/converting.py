@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from autoshard.conversion.forms import QKV_STYLES
 from autoshard.errors import AutoshardError
-from autoshard.files.fields import show
+from autoshard.files.fields import check_flag, check_integer, show
 from autoshard.files.reached import reached
 from autoshard.files.urls import check_path, is_url
-from autoshard.interface.inputs import check_plan, path_of
+from autoshard.interface.inputs import check_plan, path_of, path_text
 from autoshard.interface.planned import Plan
 from autoshard.migration.target import INSTANCE, Target
 from autoshard.plans import plan as plans
@@ -100,7 +100,11 @@ def convert_checkpoint(
             raise AutoshardError(
                 f"{name}={place}: convert reads and writes folders of this machine; copy it there first"
             )
-    form = to or ("hf" if plan is None else "plan")
+    check_flag("convert_checkpoint", "weights_only", weights_only)
+    check_flag("convert_checkpoint", "xser", xser)
+    if kv_size_multiplier is not None:
+        check_integer("convert_checkpoint", "kv_size_multiplier", kv_size_multiplier)
+    form = ("hf" if plan is None else "plan") if to is None else to
     options = NxdOptions(qkv, xser, kv_size_multiplier)
     if form == "nxd" and find_spec("torch") is None:
         raise AutoshardError("NxD's files need torch: pip install 'autoshard[torch]'")
@@ -138,6 +142,7 @@ def migrate(
     from autoshard.migration.migrate import migrate as migrated
     from autoshard.migration.write import write_migration
 
+    check_flag("migrate", "weights_only", weights_only)
     folder = path_of("migrate", "out", out)
     check_path("out", out)
     saved = None if checkpoint is None else path_of("migrate", "checkpoint", checkpoint)
@@ -146,7 +151,7 @@ def migrate(
             raise AutoshardError(f"checkpoint={saved} is not a folder; NxD's has model/ and optim/ in it")
     check_free(folder)
     given = {} if model is None else {"model": model}
-    found = migrated(str(conf), given, Target(instance, nodes, lnc, sdk, stack))
+    found = migrated(path_text("migrate", "conf", conf), given, Target(instance, nodes, lnc, sdk, stack))
     with _terminated_as_interrupted():
         position = write_migration(found, folder, saved, weights_only)
     return Migration(Plan.of(found.before), Plan.of(found.after), folder, position, found.warnings)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autoshard.files.fields import check_choice
-from autoshard.interface.inputs import Options, check_plan, checked
+from autoshard.interface.inputs import Options, check_plan, checked, path_text
 from autoshard.interface.planned import Plan
 from autoshard.interface.watch import watched
 from autoshard.interop.export import FORMS
@@ -42,8 +42,9 @@ def import_plan(
     from autoshard.planner.written import read_written
 
     named = {name: value for name, value in (("model", model), ("instance", instance)) if value is not None}
-    written: Written = read_written(str(file), checked({**named, **options}), recipes=False)
-    return Imported(Plan.of(plan_of(str(file), written)), written.left_out, warned(written))
+    name = path_text("import_plan", "file", file)
+    written: Written = read_written(name, checked({**named, **options}), recipes=False)
+    return Imported(Plan.of(plan_of(name, written)), written.left_out, warned(written))
 
 
 def export(plan: plans.Plan, to: str) -> Exported:

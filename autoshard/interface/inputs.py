@@ -116,9 +116,14 @@ def check_plan(of: str, plan: object) -> None:
 
 def path_of(of: str, name: str, value: object) -> Path:
     """The value as a path. of, name: the function and its argument, in the AutoshardError for what is none."""
-    if not isinstance(value, (str, Path)):
+    return Path(path_text(of, name, value))
+
+
+def path_text(of: str, name: str, value: object) -> str:
+    """The value, a path, as it was written. Raises AutoshardError as `path_of`."""
+    if not isinstance(value, (str, Path)) or value == "" or "\0" in str(value):
         raise AutoshardError(f"{name}={show(value)} of {of} must be a path")
-    return Path(value)
+    return str(value)
 
 
 def check_look(of: str, quick: object, time_limit: object) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from autoshard.errors import AutoshardError
 from autoshard.files.atomic_file import write_text
-from autoshard.files.fields import check_choice, show
+from autoshard.files.fields import check_choice, check_flag, show
 from autoshard.interface.reading import read_plan_with_notes
 
 if TYPE_CHECKING:
@@ -83,11 +83,13 @@ def launch(
     >>> autoshard.launch(file, time_limit="2:00:00").text.splitlines()[0]
     '#!/usr/bin/env bash'
     """
-    check_choice("launch", "on", on, tuple(COMMANDS))
+    check_choice("launch", "on", on, COMMANDS)
     if not isinstance(plan, (str, Path)):
         raise AutoshardError(
             f"plan={show(plan)} of launch must be the path of a file that all nodes see; save of a plan writes one"
         )
+    check_flag("launch", "run", run)
+    check_flag("launch", "precompile", precompile)
     from autoshard.jobs.options import LaunchOptions
 
     file = str(plan)

@@ -26,7 +26,16 @@ from autoshard.explanation.text import render
 from autoshard.explanation.why import Why as Answered
 from autoshard.explanation.why import why as answered
 from autoshard.files.fields import check_integer, show
-from autoshard.interface.inputs import Instance, Model, Options, check_look, check_plan, checked, request_of
+from autoshard.interface.inputs import (
+    Instance,
+    Model,
+    Options,
+    check_look,
+    check_plan,
+    checked,
+    path_text,
+    request_of,
+)
 from autoshard.interface.limits import TIME_LIMIT_S
 from autoshard.interface.shown import Shown
 from autoshard.interface.watch import is_interactive, watched
@@ -323,7 +332,7 @@ def _written(layout: Layout, model: Model | None, instance: Instance, options: M
         )
     if isinstance(layout, (Strategy, Mapping)) or (isinstance(layout, str) and _is_words(layout)):
         return _in_words(layout, model, instance, given)
-    file = str(layout)
+    file = path_text("score", "layout", layout)
     if file.endswith(".json"):
         found = _in_plan(file)
         _says_all(file, said)
@@ -457,7 +466,7 @@ def trace(plan: plans.Plan, out: str | Path | None = None, *, measured: str | Pa
     check_plan("trace", plan)
     events = predicted_events(plan)
     if measured is not None:
-        events += measured_events(plan, str(measured))
+        events += measured_events(plan, path_text("trace", "measured", measured))
     found = document(events)
     if out is not None:
         write_text(out, json.dumps(found, separators=(",", ":")) + "\n", "trace")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from autoshard.files.atomic_file import write_text
-from autoshard.interface.inputs import check_look, check_plan
+from autoshard.interface.inputs import check_look, check_plan, path_text
 from autoshard.interface.limits import TIME_LIMIT_S
 from autoshard.interface.watch import watched
 from autoshard.plans import plan as plans
@@ -38,7 +38,7 @@ def report(
 
     check_plan("report", plan)
     check_look("report", quick, time_limit)
-    file = None if measured is None else str(measured)
+    file = None if measured is None else path_text("report", "measured", measured)
     with watched(f"reporting on {plan.model.name}"):
         page = report_page(view_of(plan, measured=file, quick=quick, time_limit_s=time_limit))
     if out is not None:

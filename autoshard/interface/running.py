@@ -107,6 +107,7 @@ def audit(plan: plans.Plan, *, stages: Sequence[int] | None = None, use_cache: b
     from autoshard.backends.registry import ANYWHERE
 
     check_plan("audit", plan)
+    check_flag("audit", "use_cache", use_cache)
     if stages is not None and not (
         isinstance(stages, (list, tuple, range)) and all(type(one) is int for one in stages)
     ):

@@ -7,15 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from numpy import array
 
 import autoshard
-from autoshard import AutoshardError
+from autoshard import AutoshardError, Run
 from autoshard.sweeps.grid import sweep_of
 
 PUBLIC: Any = autoshard
 """Without its types, to be called wrongly."""
 GRID = {"model": "llama3-8b", "nodes": [1, 2]}
-ABOUT_A_PLAN = ("explain", "report", "trace")
+ABOUT_A_PLAN = ("audit", "explain", "report", "trace")
 COUNT = "of calibrate must be a whole number from 1 to 1,000,000,000"
 
 
@@ -50,6 +51,35 @@ COUNT = "of calibrate must be a whole number from 1 to 1,000,000,000"
             "planbench",
             {"track": "searchers", "entries": "random"},
             "entries='random' of planbench must be names, such as ['random']",
+        ),
+        ("sweep", {"grid": GRID, "out": ""}, "out='' of sweep must be a path"),
+        ("sweep", {"grid": GRID, "out": "a\0b"}, "out='a\\x00b' of sweep must be a path"),
+        *(
+            (name, {"measured": Run(0, None)}, f"measured=Run(exit_code=0, folder=None) of {name} must be a path")
+            for name in ("report", "trace")
+        ),
+        ("import_plan", {"file": 3}, "file=3 of import_plan must be a path"),
+        ("score", {"layout": 3}, "layout=3 of score must be a path"),
+        ("migrate", {"conf": {}}, "conf=an object of 0 of migrate must be a path"),
+        *(
+            (name, {**given, flag: "no"}, f"{flag}='no' of {name} must be true or false")
+            for name, given, flags in (
+                ("launch", {"plan": "none.json"}, ("run", "precompile")),
+                ("convert_checkpoint", {"source": "none", "target": "new"}, ("weights_only", "xser")),
+                ("migrate", {"conf": "none.yaml"}, ("weights_only",)),
+                ("audit", {}, ("use_cache",)),
+            )
+            for flag in flags
+        ),
+        (
+            "convert_checkpoint",
+            {"source": "none", "target": "new", "kv_size_multiplier": 0},
+            "kv_size_multiplier=0 of convert_checkpoint must be a whole number from 1 to 1,000,000,000",
+        ),
+        (
+            "launch",
+            {"plan": "none.json", "on": array([1, 2])},
+            "on=array([1, 2]) of launch must be one of: slurm, kubernetes",
         ),
         ("migrate", {"conf": "none.yaml", "out": 3}, "out=3 of migrate must be a path"),
         ("migrate", {"conf": "none.yaml", "checkpoint": 3}, "checkpoint=3 of migrate must be a path"),
