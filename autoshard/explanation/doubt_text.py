@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 
 from autoshard.cost.values import Estimate
 from autoshard.explanation.compare import Comparison
-from autoshard.explanation.describe import Description
 from autoshard.explanation.doubt import Doubt, Pair, doubt, pairs
 from autoshard.explanation.page import LEAST_SHARE, NARROWEST, WIDEST, Line, heading, paint, table, wrapped
 from autoshard.explanation.why import Why
@@ -14,6 +13,8 @@ from autoshard.layout.strategy import Strategy
 from autoshard.plans.names import recompute_by_stage, short_name
 from autoshard.spec.cluster import Cluster
 from autoshard.units import format_bytes, format_number, format_seconds, percent
+
+RATIO = "second over first"
 
 
 def pair_lines(
@@ -26,10 +27,14 @@ def pair_lines(
     close = [pair for pair in found if pair not in telling and max(pair.one, pair.other) > 0]
     if close:
         label = f"{len(close)} terms that hardly differ" if len(close) > 1 else close[0].name
-        telling.append(Pair(label, sum(pair.one for pair in close), sum(pair.other for pair in close)))
-    telling.append(Pair("sum", sum(pair.one for pair in found), sum(pair.other for pair in found)))
-    rows = [pair_cells(pair, shown) for pair in telling]
+        telling.append(summed(label, close))
+    rows = [pair_cells(pair, shown) for pair in (*telling, summed("sum", found))]
     return table((title, *names, "difference"), rows, width, right=(1, 2, 3))
+
+
+def summed(name: str, found: Sequence[Pair]) -> Pair:
+    """The sums of several terms as one term of this name."""
+    return Pair(name, sum(pair.one for pair in found), sum(pair.other for pair in found))
 
 
 def pair_cells(pair: Pair, shown: Callable[[float], str]) -> tuple[str, str, str, str]:
@@ -112,7 +117,6 @@ def compare_page(found: Comparison, names: tuple[str, str], width: int, color: b
     columns."""
     width = max(NARROWEST, min(width, WIDEST))
     lines: list[Line] = [((f"{names[0]} beside {names[1]}", "bold"),)]
-    one, other = found.one, found.other
     lines += wrapped(verdict(found), width, "  ")
     lines.append(())
     if found.different:
@@ -125,7 +129,7 @@ def compare_page(found: Comparison, names: tuple[str, str], width: int, color: b
     lines += pair_lines("step", found.time, short, format_seconds, width)
     lines.append(())
     lines += pair_lines("fullest device", found.memory, short, format_bytes, width)
-    lines += [(), *table(("", *short, "second over first"), _numbers(one, other), width, right=(1, 2, 3))]
+    lines += [(), *table(("", *short, RATIO), number_rows(found), width, right=(1, 2, 3))]
     if found.same:
         lines += [(), *heading("Same", "", width)]
         lines += [line for what, text in found.same for line in wrapped(f"{what}: {text}", width, "  ")]
@@ -145,7 +149,9 @@ def verdict(found: Comparison) -> str:
     return text + f"{slower_text(ratio)} ({doubt_text(found.doubt)})"
 
 
-def _numbers(one: Description, other: Description) -> list[tuple[str, ...]]:
+def number_rows(found: Comparison) -> list[tuple[str, str, str, str]]:
+    """(name, first, second, second over first) of what the two plans are predicted to reach, as text."""
+    one, other = found.one, found.other
     rows: list[tuple[str, float, float, Callable[[float], str]]] = [
         ("step, low end of 90 %", one.step_time_low_s, other.step_time_low_s, format_seconds),
         ("step, high end of 90 %", one.step_time_high_s, other.step_time_high_s, format_seconds),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from autoshard.explanation.answers import Sensitivity
 from autoshard.explanation.compare import Comparison
 from autoshard.explanation.describe import Description, Share
-from autoshard.explanation.doubt_text import pair_cells, verdict
+from autoshard.explanation.doubt_text import RATIO, number_rows, pair_cells, summed, verdict
 from autoshard.explanation.page import more, span
 from autoshard.explanation.sensitivity_text import (
     NODES,
@@ -38,8 +38,10 @@ def comparison_markdown(found: Comparison, names: tuple[str, str]) -> str:
     one, other = names
     lines = [verdict(found), "", "## What differs", "", *markdown_table(("", one, other), found.different)]
     for title, pairs, text in (("Step", found.time, format_seconds), ("Memory", found.memory, format_bytes)):
-        rows = [pair_cells(pair, text)[:3] for pair in pairs if pair.one or pair.other]
+        told = (*(pair for pair in pairs if pair.one or pair.other), summed("sum", pairs))
+        rows = [pair_cells(pair, text)[:3] for pair in told]
         lines += ["", f"## {title}", "", *markdown_table(("term", one, other), rows)]
+    lines += ["", "## Numbers", "", *markdown_table(("", one, other, RATIO), number_rows(found))]
     return "\n".join(lines) + "\n"
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from autoshard.explanation.compare import compare
-from autoshard.explanation.doubt_text import verdict
+from autoshard.explanation.doubt_text import RATIO, number_rows, verdict
 from autoshard.plans.plan import Plan
 from autoshard.reports.html import Html, code, element, table
 from autoshard.reports.page import document
@@ -37,6 +37,9 @@ def comparison_body(views: tuple[View, View], names: tuple[str, str] | None = No
         section("What differs", "", table("What differs", ("", "first", "second"), different) if different else _EQUAL),
         section("Time", "", term_pairs(found.time, format_seconds, "Terms of a step")),
         section("Memory", "", term_pairs(found.memory, format_bytes, "Memory of each plan's fullest device")),
+        section(
+            "Numbers", "", table("What the two reach", ("", "first", "second", RATIO), number_rows(found), (1, 2, 3))
+        ),
         _sides(views, names),
         section("What is the same", "", table("What is the same", ("", "both"), found.same) if found.same else _NONE),
     ]

@@ -8,7 +8,7 @@ from typing import Any
 from autoshard.cost.values import Term
 from autoshard.explanation.describe import Description
 from autoshard.explanation.doubt import Pair
-from autoshard.explanation.doubt_text import pair_cells
+from autoshard.explanation.doubt_text import pair_cells, summed
 from autoshard.explanation.measured import quantity_text
 from autoshard.explanation.operators import Move, OperatorRow, by_block
 from autoshard.explanation.page import LEAST_SHARE, more, span
@@ -476,11 +476,13 @@ def _dropped(view: View) -> Html:
 
 
 def term_pairs(pairs: Sequence[Pair], shown: Callable[[float], str], caption: str) -> Html:
-    """Two plans' terms side by side with their difference; those that round to nothing are left out."""
+    """Two plans' terms side by side with their difference, the sum last; those that round to nothing are summed in one
+    row."""
     whole = max([*(max(pair.one, pair.other) for pair in pairs), 1e-12])
-    rows = [
-        (*pair_cells(pair, shown), Html(bar(pair.one / whole) + bar(pair.other / whole, 1)))
-        for pair in pairs
-        if max(pair.one, pair.other) > LEAST_SHARE * whole
-    ]
+    told = [pair for pair in pairs if max(pair.one, pair.other) > LEAST_SHARE * whole]
+    small = [pair for pair in pairs if pair not in told and max(pair.one, pair.other) > 0]
+    if small:
+        told.append(summed(f"{len(small)} smaller terms", small) if len(small) > 1 else small[0])
+    rows = [(*pair_cells(pair, shown), Html(bar(pair.one / whole) + bar(pair.other / whole, 1))) for pair in told]
+    rows.append((*pair_cells(summed("sum", pairs), shown), Html("")))
     return table(caption, ("term", "first", "second", "difference", "first over second"), rows, (1, 2, 3))

@@ -22,7 +22,15 @@ from autoshard.explanation.answers import DegreeRow, SizeRow, degree_row, proble
 from autoshard.explanation.compare import compare
 from autoshard.explanation.describe import CAVEAT, OWN_CAVEAT, Description, Share, describe
 from autoshard.explanation.doubt import Pair, doubt, pairs
-from autoshard.explanation.doubt_text import compare_page, pair_cells, pair_lines, verdict, why_page
+from autoshard.explanation.doubt_text import (
+    compare_page,
+    number_rows,
+    pair_cells,
+    pair_lines,
+    summed,
+    verdict,
+    why_page,
+)
 from autoshard.explanation.grid import grid, schedule_lines
 from autoshard.explanation.held_against import held_against
 from autoshard.explanation.markdown import comparison_markdown, render_markdown
@@ -44,6 +52,7 @@ from autoshard.plans.plan import Plan, SearchSummary, make_plan
 from autoshard.plans.plan_json import write_plan
 from autoshard.plans.search_result import Candidate, Pins
 from autoshard.plans.timeline import planned_timeline
+from autoshard.reports.comparison import comparison_report
 from autoshard.reports.sections import body, term_pairs
 from autoshard.reports.view import view_of
 from autoshard.schedules import actions, simulate
@@ -409,6 +418,30 @@ def test_terms_side_by_side_as_text() -> None:
         assert f"\n| {name} | {one} | {other} |\n" in text
         assert re.search(rf" {name} +{one} +{other} +{re.escape(difference)}\n", page)
         assert "".join(f'<td class="number">{cell}</td>' for cell in (one, other, difference)) in html
+
+
+def test_sums_and_numbers_of_a_comparison_are_in_every_form() -> None:
+    """Terms add up to the sum in each: 2 + 1 ms + 0.5 ms against 1 + 0.5 ms + 0.5 ms."""
+    found = (Pair("one", 2.0, 1.0), Pair("two", 1e-3, 5e-4), Pair("three", 5e-4, 5e-4))
+    compared = replace(compare(plan_70b(), plan_interleaved()), time=found)
+    assert summed("sum", found) == Pair("sum", 2.0015, 1.001)
+    html = term_pairs(found, format_seconds, "")
+    for name, *cells in (
+        ("one", "~2.00 s", "~1.00 s", "-1.00 s"),
+        ("2 smaller terms", "~1.50 ms", "~1.00 ms", "-500 us"),
+        ("sum", "~2.00 s", "~1.00 s", "-1.00 s"),
+    ):
+        assert f'<th scope="row">{name}</th>' + "".join(f'<td class="number">{cell}</td>' for cell in cells) in html
+    text = comparison_markdown(compared, ("x", "y"))
+    assert "\n| two | ~1.00 ms | ~500 us |\n| three | ~500 us | ~500 us |\n| sum | ~2.00 s | ~1.00 s |\n" in text
+    page = compare_page(compared, ("x", "y"), 100, False)
+    whole = comparison_report(plan_70b(), plan_interleaved())
+    names = [name for name, *_ in number_rows(compared)]
+    assert {"tokens/s", "MFU", "memory, fullest device", "probability to fit"} < set(names)
+    for name, *cells in number_rows(compared):
+        assert f"\n| {name} | {' | '.join(cells)} |\n" in text
+        assert re.search(rf"\n  {name} +{' +'.join(map(re.escape, cells))}\n", page)
+        assert f'<th scope="row">{name}</th>' + "".join(f'<td class="number">{cell}</td>' for cell in cells) in whole
 
 
 SECONDS = st.lists(st.floats(0, 1e4), min_size=1, max_size=12)

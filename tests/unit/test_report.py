@@ -469,7 +469,7 @@ def test_a_comparison_links_to_each_section_once() -> None:
     page = comparison_report(plan_70b(), plan_interleaved(), ("a.json", "b.json"))
     links = re.findall(r'<a href="#([^"]*)">([^<]*)</a>', page)
     assert links == [
-        ("what-differs", "What differs"), ("time", "Time"), ("memory", "Memory"),
+        ("what-differs", "What differs"), ("time", "Time"), ("memory", "Memory"), ("numbers", "Numbers"),
         ("plan-1", "First: a.json"), ("plan-2", "Second: b.json"), ("what-is-the-same", "What is the same"),
     ]  # fmt: skip
     assert all(f'id="{anchor}"' in page for anchor, _ in links)
