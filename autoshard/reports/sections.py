@@ -29,7 +29,7 @@ from autoshard.reports.machine import axes, drawn
 from autoshard.reports.pipeline import TOGETHER, bubble_table, packed
 from autoshard.reports.view import Rows, View
 from autoshard.reports.words import in_words
-from autoshard.units import GB, counted, format_bytes, format_count, format_number, format_seconds, percent
+from autoshard.units import GB, TFLOPS, counted, format_bytes, format_count, format_number, format_seconds, percent
 
 COLORS = 10
 """Colours that terms have, `c0` to `c9` in page.css; the last one is for the rest."""
@@ -85,6 +85,7 @@ def _chosen(view: View) -> Html:
     slow, fast = d.step_time_s / d.step_time_high_s, d.step_time_s / d.step_time_low_s
     sizes = span(d.memory_low_bytes, d.memory_high_bytes, format_bytes)
     rates = f"{format_number(d.tokens_per_s * slow)} to {format_number(d.tokens_per_s * fast)}"
+    peak = f"{d.peak_flops_per_s / TFLOPS:g} TFLOP/s {d.peak_dtype} a {d.device}"
     cards = (
         (
             "One step",
@@ -92,6 +93,11 @@ def _chosen(view: View) -> Html:
             f"90 %: {span(d.step_time_low_s, d.step_time_high_s, format_seconds)}",
         ),
         ("Tokens a second", f"~{format_number(d.tokens_per_s)}", f"90 %: {rates}"),
+        (
+            "MFU",
+            f"~{d.mfu:.1%}",
+            f"of {peak}; 90 %: {d.mfu * slow:.1%} to {d.mfu * fast:.1%}",
+        ),
         (
             "Memory",
             f"~{format_bytes(d.memory_bytes)}",

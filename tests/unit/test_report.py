@@ -465,6 +465,13 @@ def test_what_a_measured_rank_waited_is_a_bubble_and_no_work() -> None:
     assert autoshard.report(plan, measured=run_json(plan), quick=True).count("</span>bubble</li>") == 2
 
 
+def test_mfu_stands_on_the_page_that_explains_the_word() -> None:
+    plan = plan_70b()
+    estimate = replace(plan.estimate, step_time_low_s=4 / 5, step_time_s=1.0, step_time_high_s=2.0, mfu=0.4)
+    text = " ".join(Elements(report_page(view_of(replace(plan, estimate=estimate), quick=True))).texts)
+    assert "MFU ~40.0% of 95 TFLOP/s bfloat16 a NeuronCore; 90 %: 20.0% to 50.0%" in re.sub(r"\s+", " ", text)
+
+
 def test_a_comparison_links_to_each_section_once() -> None:
     page = comparison_report(plan_70b(), plan_interleaved(), ("a.json", "b.json"))
     links = re.findall(r'<a href="#([^"]*)">([^<]*)</a>', page)
