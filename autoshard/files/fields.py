@@ -6,6 +6,8 @@ Each raises AutoshardError with the field, its value, whose it is, and what woul
 import difflib
 import math
 from collections.abc import Collection, Iterable
+from numbers import Integral, Real
+from typing import Any
 
 from autoshard.errors import AutoshardError
 
@@ -27,6 +29,13 @@ def show(value: object) -> str:
     text = ascii(value) if isinstance(value, str) and not value.isprintable() else repr(value)
     text = " ".join(text.split()) if "\n" in text else text  # an array's has several lines
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
+
+
+def own_number(value: Any) -> Any:
+    """The value; a number of another library, such as numpy's, as Python's own, which checks and JSON take alone."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return value
+    return int(value) if isinstance(value, Integral) else float(value)
 
 
 def check_format(file: str, version: object, *known: int) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autoshard.files.fields import check_choice
+from autoshard.files.fields import check_choice, own_number
 from autoshard.interface.inputs import Options, check_plan, checked, path_text
 from autoshard.interface.planned import Plan
 from autoshard.interface.watch import watched
@@ -77,4 +77,4 @@ def replan(plan: plans.Plan, nodes: int) -> Plan:
 
     check_plan("replan", plan)
     with watched(f"replanning {plan.model.name}"):
-        return Plan.of(replanned(plan, nodes).plan)
+        return Plan.of(replanned(plan, own_number(nodes)).plan)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autoshard.errors import AutoshardError
+from autoshard.files.fields import own_number
 from autoshard.interface.inputs import check_plan, path_of
 from autoshard.interface.shown import Shown
 from autoshard.plans import plan as plans
@@ -151,6 +152,7 @@ def memory(plan: plans.Plan, *, rank: int | None = None) -> Memory:
     if rank is None:
         sizes = [one.total_bytes for one in plan.estimate.memory]
         rank = plan.mesh.rank(sizes.index(max(sizes)), {})
+    rank = own_number(rank)
     if type(rank) is not int or not 0 <= rank <= last:
         raise AutoshardError(f"rank={rank!r} is none of this plan's; its ranks are 0 to {last:,}")
     try:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Union
 
 from autoshard.errors import AutoshardError
-from autoshard.files.fields import check_flag, check_positive, option_instead, show
+from autoshard.files.fields import check_flag, check_positive, option_instead, own_number, show
 from autoshard.files.option_values import whole
 from autoshard.planner.options import OPTIONS, request_from
 from autoshard.planner.request import TOP, PlanRequest
@@ -126,10 +126,12 @@ def path_text(of: str, name: str, value: object) -> str:
     return str(value)
 
 
-def check_look(of: str, quick: object, time_limit: object) -> None:
-    """Raise AutoshardError for values that say how far a function looks, of which one cannot be taken."""
+def look_s(of: str, quick: object, time_limit: object) -> float:
+    """The seconds that a function may look. Raises AutoshardError for values of which one cannot be taken."""
     check_flag(of, "quick", quick)
-    check_positive(of, "time_limit", time_limit)
+    seconds = own_number(time_limit)
+    check_positive(of, "time_limit", seconds)
+    return float(seconds)
 
 
 def checked(options: Mapping[str, Any]) -> dict[str, Any]:

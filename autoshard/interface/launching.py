@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from autoshard.errors import AutoshardError
 from autoshard.files.atomic_file import write_text
-from autoshard.files.fields import check_choice, check_flag, show
+from autoshard.files.fields import check_choice, check_flag, check_integer, own_number, show
 from autoshard.interface.reading import read_plan_with_notes
 
 if TYPE_CHECKING:
@@ -90,6 +90,9 @@ def launch(
         )
     check_flag("launch", "run", run)
     check_flag("launch", "precompile", precompile)
+    array = own_number(array)
+    if array is not None:
+        check_integer("launch", "array", array)
     from autoshard.jobs.options import LaunchOptions
 
     file = str(plan)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autoshard.interface.shown import WIDTH, Shown
+from autoshard.interface.shown import WIDTH, Shown, columns
 from autoshard.plans import plan as plans
 from autoshard.plans.names import layout_name, short_name
 from autoshard.plans.plan_json import write_plan
@@ -98,11 +98,11 @@ class Plan(Shown, plans.Plan):
 
     def summary(self, width: int = WIDTH, color: bool = False) -> str:
         """The first screen of its page: what was chosen, how fast, whether it fits and how sure that is. width:
-        columns."""
+        columns. Raises AutoshardError as `page`."""
         from autoshard.explanation.describe import describe
         from autoshard.explanation.summary import FACTS, summary
 
-        return summary(describe(self, facts=FACTS), width, color)
+        return summary(describe(self, facts=FACTS), columns(width), color)
 
     def markdown(self) -> str:
         from autoshard.explanation.markdown import render_markdown

@@ -30,9 +30,9 @@ from autoshard.interface.inputs import (
     Instance,
     Model,
     Options,
-    check_look,
     check_plan,
     checked,
+    look_s,
     path_text,
     request_of,
 )
@@ -172,9 +172,9 @@ def explain(plan: plans.Plan, *, quick: bool = False, time_limit: float = TIME_L
     128
     """
     check_plan("explain", plan)
-    check_look("explain", quick, time_limit)
+    limit_s = look_s("explain", quick, time_limit)
     with watched(f"explaining {plan.model.name}"):
-        answers = [] if quick else [*answers_of(plan, time_limit)]
+        answers = [] if quick else [*answers_of(plan, limit_s)]
     return Explanation(describe(plan, answers[-1] if answers else None))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from autoshard.files.atomic_file import write_text
-from autoshard.interface.inputs import check_look, check_plan, path_text
+from autoshard.interface.inputs import check_plan, look_s, path_text
 from autoshard.interface.limits import TIME_LIMIT_S
 from autoshard.interface.watch import watched
 from autoshard.plans import plan as plans
@@ -37,10 +37,10 @@ def report(
     from autoshard.reports.view import view_of
 
     check_plan("report", plan)
-    check_look("report", quick, time_limit)
+    limit_s = look_s("report", quick, time_limit)
     file = None if measured is None else path_text("report", "measured", measured)
     with watched(f"reporting on {plan.model.name}"):
-        page = report_page(view_of(plan, measured=file, quick=quick, time_limit_s=time_limit))
+        page = report_page(view_of(plan, measured=file, quick=quick, time_limit_s=limit_s))
     if out is not None:
         write_text(out, page, "report")
     return page

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from autoshard.audits.values import RoleAudit
 from autoshard.errors import AutoshardError
-from autoshard.files.fields import check_flag, show
+from autoshard.files.fields import check_flag, own_number, show
 from autoshard.interface.inputs import check_plan, path_of
 from autoshard.interface.shown import Shown
 from autoshard.interface.watch import counted, is_interactive
@@ -108,13 +108,14 @@ def audit(plan: plans.Plan, *, stages: Sequence[int] | None = None, use_cache: b
 
     check_plan("audit", plan)
     check_flag("audit", "use_cache", use_cache)
-    if stages is not None and not (
-        isinstance(stages, (list, tuple, range)) and all(type(one) is int for one in stages)
-    ):
-        raise AutoshardError(f"stages={show(stages)} of audit must be pipeline ranks, such as [0, 7]")
+    chosen = None
+    if stages is not None:
+        chosen = tuple(map(own_number, stages)) if isinstance(stages, (list, tuple, range)) else None
+        if chosen is None or not all(type(one) is int for one in chosen):
+            raise AutoshardError(f"stages={show(stages)} of audit must be pipeline ranks, such as [0, 7]")
     check_runs(ANYWHERE, plan.training.precision)
-    in_place = stages is not None
-    wanted, file = roles(plan, None if stages is None else tuple(stages)), cache_file(plan, in_place)
+    in_place = chosen is not None
+    wanted, file = roles(plan, chosen), cache_file(plan, in_place)
     by_rank = load(file) if use_cache else {}
     missing = sorted({role.pipeline_rank for role in wanted if role.rank not in by_rank})
     if missing:
@@ -187,6 +188,7 @@ def sweep(
 def _spread(workers: int, scheduler: str | None) -> Spread | None:
     """The function that does the points elsewhere, None for this process. Raises AutoshardError where workers and a
     scheduler are both asked for."""
+    workers = own_number(workers)
     if type(workers) is not int or workers < 1:
         raise AutoshardError(f"workers={workers!r} must be a whole number of at least 1")
     if scheduler is not None:

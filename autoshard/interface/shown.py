@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-from autoshard.files.fields import check_integer
+from autoshard.files.fields import check_integer, own_number
 
 WIDTH = 100
 """Columns of a page in print()."""
@@ -16,8 +16,7 @@ class Shown(ABC):
     def page(self, width: int = WIDTH, color: bool = False) -> str:
         """Itself as text, which ends with a newline. width: columns. Raises AutoshardError for a width that is no
         number of columns."""
-        check_integer("a page", "width", width)
-        return self._page(width, color)
+        return self._page(columns(width), color)
 
     @abstractmethod
     def _page(self, width: int, color: bool) -> str:
@@ -36,6 +35,13 @@ class Shown(ABC):
 
     def _repr_html_(self) -> str:
         return html_of(self.markdown())
+
+
+def columns(width: object) -> int:
+    """The width of a page, columns. Raises AutoshardError for what is no number of them."""
+    found = own_number(width)
+    check_integer("a page", "width", found)
+    return int(found)
 
 
 def html_of(markdown: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any, get_args, get_type_hints
 from autoshard.backends.registry import ANYWHERE, BACKENDS
 from autoshard.checkpoint.place import is_remote
 from autoshard.errors import AutoshardError
-from autoshard.files.fields import LARGEST_SEED, option_instead, show
+from autoshard.files.fields import LARGEST_SEED, option_instead, own_number, show
 from autoshard.files.option_values import number
 from autoshard.files.reached import reached
 from autoshard.files.urls import check_local, check_path
@@ -202,6 +202,7 @@ def _typed(name: str, value: Any, kinds: tuple[type, ...]) -> Any:
     """The value as a field of these types has it. Raises AutoshardError for one of another type, but for whole numbers,
     which RunOptions checks.
     """
+    value = own_number(value)
     if int in kinds or (value is None and NoneType in kinds):
         return value
     if float in kinds:

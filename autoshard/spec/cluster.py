@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from autoshard.errors import AutoshardError
 from autoshard.files.codec import Absence, Count, Form, Limit, NotNegative, Positive, from_json, to_json
-from autoshard.files.fields import check_choice, check_integer, check_measure, check_positive, show
+from autoshard.files.fields import check_choice, check_integer, check_measure, check_positive, own_number, show
 from autoshard.spec.platform import PLATFORMS, Fold, Platform
 from autoshard.spec.sdk import NEWEST, RELEASES, is_before, release_slowdown
 from autoshard.spec.stack import FRAGMENTATION, NATIVE_DEVICES, NATIVE_RELEASE, P2P_RELEASE, STACKS
@@ -292,6 +292,7 @@ class Cluster:
     def with_nodes(self, nodes: int) -> "Cluster":
         """The cluster with so many nodes; a job then takes as many of a scale-up domain as its nodes allow. Raises
         AutoshardError for a number that these instances cannot have."""
+        nodes = own_number(nodes)
         check_integer(f"cluster {self.instance}", "nodes", nodes)
         if nodes == self.nodes:
             return self
@@ -313,7 +314,10 @@ class Cluster:
 
         def changed(link: Link) -> Link:
             own = (link.bandwidth_bytes_per_s, link.latency_s)
-            new = (one if given is None else given for one, given in zip(own, (bandwidth, latency), strict=True))
+            new = (
+                one if given is None else own_number(given)
+                for one, given in zip(own, (bandwidth, latency), strict=True)
+            )
             return Link(link.name, *new)
 
         if which == "intra_node":

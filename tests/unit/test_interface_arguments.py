@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from numpy import array
+from numpy import arange, array, float32, int64
 
 import autoshard
 from autoshard import AutoshardError, Run
+from autoshard.runtime.options import options_from
 from autoshard.sweeps.grid import sweep_of
 
 PUBLIC: Any = autoshard
@@ -55,6 +56,14 @@ COUNT = "of calibrate must be a whole number from 1 to 1,000,000,000"
         ("sweep", {"grid": GRID, "out": ""}, "out='' of sweep must be a path"),
         ("sweep", {"grid": GRID, "out": "a\0b"}, "out='a\\x00b' of sweep must be a path"),
         *(
+            (
+                "launch",
+                {"plan": "none.yaml", "array": value},
+                f"array={value!r} of launch must be a whole number from 1 to 1,000,000,000{more}",
+            )
+            for value, more in ((0, ""), ("2", ", without quotes"), (2.5, ""))
+        ),
+        *(
             (name, {"measured": Run(0, None)}, f"measured=Run(exit_code=0, folder=None) of {name} must be a path")
             for name in ("report", "trace")
         ),
@@ -93,6 +102,27 @@ def test_a_value_of_another_type_is_told_in_a_line(name: str, given: dict[str, A
     assert str(raised.value) == message
 
 
+def test_numbers_of_numpy_are_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of a table are, or of a loop over arange."""
+    monkeypatch.chdir(tmp_path)
+    cluster = autoshard.cluster("trn1.32xlarge", nodes=2)
+    for bandwidth in (float32(2**30), int64(2**30)):
+        assert cluster.with_link(bandwidth=bandwidth) == cluster.with_link(bandwidth=2.0**30)
+    assert type(cluster.with_nodes(int64(4)).nodes) is int
+    assert cluster.with_nodes(int64(4)) == cluster.with_nodes(4)
+    plan = autoshard.plan("llama3-8b", cluster)
+    assert autoshard.replan(plan, int64(3)) == autoshard.replan(plan, 3)
+    assert plan.page(int64(80)) == plan.page(80)
+    assert plan.summary(int64(80)) == plan.summary(80)
+    assert autoshard.report(plan, quick=True, time_limit=float32(2)) == autoshard.report(plan, quick=True)
+    asked = {"steps": int64(3), "learning_rate": float32(0.5)}
+    assert options_from(asked) == options_from({"steps": 3, "learning_rate": 0.5})
+    assert autoshard.sweep({**GRID, "nodes": arange(1, 3)}, workers=int64(1)).table()["nodes"] == [1, 2]
+    file = tmp_path / "sweep.yaml"
+    file.write_text("model: llama3-8b\ngrid: {nodes: [1, 2]}")
+    assert autoshard.launch(file, array=int64(2)).text == autoshard.launch(file, array=2).text
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [("save", "path=3 of save must be a path"), ("diagnose", "snapshot=3 of diagnose must be a path")],
@@ -113,9 +143,11 @@ def test_the_memory_of_a_rank_wants_paths(name: str, message: str) -> None:
     ],
 )
 def test_a_page_wants_a_number_of_columns(width: Any, message: str) -> None:
-    with pytest.raises(AutoshardError) as raised:
-        autoshard.plan("llama3-8b", nodes=1).page(width)
-    assert str(raised.value) == message
+    plan = autoshard.plan("llama3-8b", nodes=1)
+    for page in (plan.page, plan.summary):
+        with pytest.raises(AutoshardError) as raised:
+            page(width)
+        assert str(raised.value) == message
 
 
 def test_a_cluster_is_slowed_by_a_positive_number() -> None:
