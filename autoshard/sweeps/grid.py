@@ -140,6 +140,6 @@ def _value(what: str, name: object, value: object) -> Any:
     if option is None:
         raise AutoshardError(f"{what} has {show(name)}, which is not an option{option_instead(name, OPTIONS)}")
     try:
-        return option.parse(value)
+        return option.parse(str(value) if isinstance(value, Path) else value)
     except ValueError as error:
         raise AutoshardError(f"{name} of {what}: {error}") from None

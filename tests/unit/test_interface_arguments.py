@@ -13,6 +13,7 @@ import autoshard
 from autoshard import AutoshardError, Run
 from autoshard.runtime.options import options_from
 from autoshard.sweeps.grid import sweep_of
+from autoshard.sweeps.table import read_table
 
 PUBLIC: Any = autoshard
 """Without its types, to be called wrongly."""
@@ -121,6 +122,14 @@ def test_numbers_of_numpy_are_numbers(tmp_path: Path, monkeypatch: pytest.Monkey
     file = tmp_path / "sweep.yaml"
     file.write_text("model: llama3-8b\ngrid: {nodes: [1, 2]}")
     assert autoshard.launch(file, array=int64(2)).text == autoshard.launch(file, array=2).text
+
+
+def test_a_sweep_takes_a_path_for_a_model_as_plan_does(tmp_path: Path) -> None:
+    config = tmp_path / "mine.json"
+    config.write_bytes((Path(autoshard.__file__).parent / "models/llama/configs/llama3.2-1b.json").read_bytes())
+    for grid in ({"model": [config], "nodes": 1}, {"model": config, "nodes": [1]}):
+        assert autoshard.sweep(grid, tmp_path / "found").table()["status"] == ["ok"]
+    assert read_table(tmp_path / "found/results.csv")[0].values["model"] == str(config)
 
 
 @pytest.mark.parametrize(
