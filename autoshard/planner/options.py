@@ -115,7 +115,9 @@ class _Names(one_of):
     """One of a few words, the first of which goes alone, or several joined by commas."""
 
     def __call__(self, value: Any) -> str:
-        names = [super(_Names, self).__call__(name) for name in str(value).split(",")]
+        if not isinstance(value, str):
+            raise WrongValueError(f"{shortened(str(value))} must be a text, several names joined by commas")
+        names = [super(_Names, self).__call__(name) for name in value.split(",")]
         if len(names) > 1 and self.known[0] in names:
             raise WrongValueError(f"{shortened(str(value))}: {self.known[0]} goes alone")
         return ",".join(dict.fromkeys(names))

@@ -94,13 +94,14 @@ def test_auto_is_what_the_device_has() -> None:
     ("value", "said"),
     [
         ("auto,fp8", "auto,fp8: auto goes alone"),
+        (["fp8", "fp32"], "['fp8', 'fp32'] must be a text, several names joined by commas"),
         (
             "fp4",
             "fp4 must be one of: auto, mixed_precision, bf16_sr, fp32, fp8, fp8_block, mxfp8, nvfp4, cfp8",
         ),
     ],
 )
-def test_values_of_the_option(value: str, said: str) -> None:
+def test_values_of_the_option(value: object, said: str) -> None:
     with pytest.raises(WrongValueError) as raised:
         OPTIONS["precision"].parse(value)
     assert str(raised.value) == said
