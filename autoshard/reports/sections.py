@@ -111,7 +111,7 @@ def _chosen(view: View) -> Html:
     ]
     batch = f"{counted(d.global_batch_size, 'sequence')} of {d.sequence_length:,} tokens a step"
     problem = (
-        f"{format_count(d.num_parameters)} parameters, {counted(d.num_devices, 'device')} ({d.device}), {batch}, "
+        f"{format_count(d.num_parameters)} parameters, {counted(d.num_devices, d.device)}, {batch}, "
         f"{d.precision}, backend {d.backend}. Layout: "
     )
     facts = table("How the layout works", ("", "what"), d.facts)

@@ -487,7 +487,7 @@ def test_one_of_a_thing_is_one() -> None:
     assert ", 1 process; 1 sequence of 256 tokens = 256 tokens a step;" in render(d, 120)
     assert ", 1 x process; 1 sequence of 256 tokens = 256 tokens a step;" in render_markdown(d)
     page = "".join(body(view_of(plan, quick=True))[0])
-    assert "1 device (process), 1 sequence of 256 tokens a step" in page and ", which has 1 device. One device" in page
+    assert ", 1 process, 1 sequence of 256 tokens a step" in page and ", which has 1 device. One device" in page
     assert "Each square is one device of 1; " in page and "1 device in 1 node. " in page
     assert ", 8 processes; 8 sequences of 256 tokens" in render(describe(plan_interleaved()), 120)
 

@@ -465,6 +465,15 @@ def test_what_a_measured_rank_waited_is_a_bubble_and_no_work() -> None:
     assert autoshard.report(plan, measured=run_json(plan), quick=True).count("</span>bubble</li>") == 2
 
 
+def test_devices_are_called_by_their_name_once() -> None:
+    """Of a machine of one's own they are devices alone."""
+    for plan, words in ((plan_70b(), "512 NeuronCores"), (plan_one_device(), "1 process")):
+        text = " ".join(Elements(report_page(view_of(plan, quick=True))).texts)
+        assert f" parameters, {words}, " in re.sub(r"\s+", " ", text)
+    own = replace(plan_70b(), cluster=replace(plan_70b().cluster, layout_rules="none", instance="mine", sdk=None))
+    assert " parameters, 512 devices, " in " ".join(Elements(report_page(view_of(own, quick=True))).texts)
+
+
 def test_mfu_stands_on_the_page_that_explains_the_word() -> None:
     plan = plan_70b()
     estimate = replace(plan.estimate, step_time_low_s=4 / 5, step_time_s=1.0, step_time_high_s=2.0, mfu=0.4)
