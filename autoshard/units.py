@@ -45,7 +45,9 @@ def format_number(value: float, digits: int = 3) -> str:
 
 
 def percent(probability: float) -> str:
-    """A probability as text. It is never '100 %', because no prediction is that sure."""
+    """A probability as text. It is never '100 %' or '0.0 %', because no prediction is that sure."""
+    if probability < 0.001:
+        return "less than 0.1 %"
     return "more than 99.9 %" if probability > 0.999 else f"{probability * 100:.1f} %"
 
 

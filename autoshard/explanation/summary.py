@@ -58,9 +58,10 @@ def _largest(terms: tuple[Share, ...]) -> str:
 
 
 def _fits(d: Description) -> str:
-    answer = "yes" if d.fits_probability >= SURE_TO_FIT else "likely" if d.fits_probability >= 0.5 else "hardly"
+    steps = ((SURE_TO_FIT, "yes, with"), (0.5, "likely, with"), (1 - SURE_TO_FIT, "hardly, with"), (0, "no, only with"))
+    answer = next(words for least, words in steps if d.fits_probability >= least)
     memory = f"~{format_bytes(d.memory_bytes)} of {format_bytes(d.memory_capacity_bytes)} on the fullest {d.device}"
-    return f"{answer}, with {percent(d.fits_probability)} probability: {memory}"
+    return f"{answer} {percent(d.fits_probability)} probability: {memory}"
 
 
 def _sure(d: Description) -> str:

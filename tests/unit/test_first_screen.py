@@ -67,6 +67,22 @@ def test_facts_that_are_not_asked_for_change_no_other(make: Callable[[], Plan]) 
     assert summary(few, 80, color=False) == summary(every, 80, color=False)
 
 
+@pytest.mark.parametrize(
+    ("probability", "said"),
+    [
+        (0.9999, "yes, with more than 99.9 % probability"),
+        (0.9, "yes, with 90.0 % probability"),
+        (0.6, "likely, with 60.0 % probability"),
+        (0.2, "hardly, with 20.0 % probability"),
+        (0.05, "no, only with 5.0 % probability"),
+        (0.0, "no, only with less than 0.1 % probability"),
+    ],
+)
+def test_whether_it_fits(probability: float, said: str) -> None:
+    page = summary(replace(describe(plan_70b()), fits_probability=probability), 200, color=False)
+    assert f"Fits? {said}: ~" in " ".join(page.split())
+
+
 def test_what_it_says_by_hand() -> None:
     plan = plan_70b()
     assert plan.search is not None
