@@ -15,7 +15,8 @@ class Moment(NamedTuple):
     """The activations that are gone and the gradients that have come at a moment of a block's backward.
 
     given_back: bytes of activations that are not there, of all that was kept or is run again and the most that one step
-    works with besides. made: matrices whose gradients are there, elements by the axes over which they are summed.
+    works with besides, without tiles. made: matrices whose gradients are there, elements by the axes over which they
+    are summed.
     """
 
     given_back: float
@@ -32,6 +33,8 @@ class Moments(NamedTuple):
     after: most activations after that. end: the last gradient of all. before: most activations up to the late moment;
     of this one and `after` one has given nothing back. weights: the operator whose weights have most elements has their
     gradients, which are all that is made if each operator's are added to their sum at once; those of this one alone.
+    tiled: as `after`, of the steps that have a tile of scores; tile_bytes: of that tile, of a microbatch of any size; 0
+    without. most: bytes that the fullest step works with, without tiles.
     """
 
     early: Moment = NO_MOMENT
@@ -40,20 +43,24 @@ class Moments(NamedTuple):
     end: Moment = NO_MOMENT
     before: Moment = NO_MOMENT
     weights: Moment = NO_MOMENT
+    tiled: Moment = NO_MOMENT
+    tile_bytes: float = 0.0
+    most: float = 0.0
 
 
-def moments(program: Program, held: Sequence[float]) -> Moments:
+def moments(program: Program, held: Sequence[float], tiles: Sequence[float]) -> Moments:
     """The moments of one block's backward, whatever the recompute set: what runs again is given back at the same steps
     as what was kept.
 
-    held: bytes at the backward of each step, less what was given back before; the largest is its `working_bytes`.
+    held: bytes at the backward of each step, less what was given back before, without its tile. tiles: bytes of each
+    step's tile of scores, 0 for none. Of several steps with a tile, the most of each number is taken.
     """
     read = [_matrices(program, index) for index in range(len(program.steps))]
     late = _first_of_mlp(program, read)
     most, elements = max(held, default=0.0), parameter_elements(program)
     weights = _of_largest_operator(program, held, most, elements)
     if late is None:
-        return Moments(weights=weights)
+        return Moments(weights=weights, most=most)
     first = max(range(len(held)), key=held.__getitem__)
     after = max(held[:late], default=held[late])
     before = max(range(late, len(held)), key=held.__getitem__)
@@ -62,6 +69,8 @@ def moments(program: Program, held: Sequence[float]) -> Moments:
         return _by_axes(program, {name for names in read[since:] for name in names}, elements)
 
     end = next(index for index, names in enumerate(read) if names)
+    tiled = [(held[index], tile, -index) for index, tile in enumerate(tiles[:late]) if tile]
+    in_tile, tile_bytes, place = map(max, zip(*tiled, strict=True)) if tiled else (most, 0.0, 0)
     return Moments(
         Moment(0.0, made(first)),
         Moment(most - held[late], made(late)),
@@ -69,6 +78,9 @@ def moments(program: Program, held: Sequence[float]) -> Moments:
         Moment(most - held[end], made(0)),
         Moment(most - held[before] if after == most else 0.0, made(before)),
         weights,
+        Moment(most - in_tile, made(-int(place))) if tiled else NO_MOMENT,
+        tile_bytes,
+        most,
     )
 
 

@@ -263,8 +263,9 @@ def _travelling_bytes(
         kept_by_loss = head.part.kept_bytes
         head_work = _head_work_bytes(rank, head) + kept_by_loss
 
-    def needed(turns: Turns, works: Sequence[Number], chunks: Sequence[LastBlock]) -> Number:
+    def needed(turns: Turns, backwards: Sequence[Backward], chunks: Sequence[LastBlock]) -> Number:
         last, opens, before = chunks[0], 1.0, 0.0
+        works = _works(backwards, turns, rank.hidden_bytes)
         behind = reduce(smallest, (_given_back(rank, one.part, one.part.kept_bytes) for one in chunks))
         kept_bytes = reduce(largest, (one.part.kept_bytes for one in chunks))
         segment_bytes = reduce(largest, (one.part.segment_bytes for one in chunks))
@@ -289,21 +290,24 @@ def _travelling_bytes(
             head_work,
         )
 
-    works = [
-        [
-            reduce(
-                largest, (where(one.there, one.total - one.replay + getattr(one, runs_again), 0.0) for one in chunks)
-            )
-            for runs_again in ("replay", "segment", "again")
-        ]
-        for chunks in backwards
-    ]
     if not state.turns:
-        return needed(state.block.travelling.turns, works[0], rank.kinds[0])
-    of_kinds = zip(state.turns, works, rank.kinds, strict=True)
+        return needed(state.block.travelling.turns, backwards[0], rank.kinds[0])
+    of_kinds = zip(state.turns, backwards, rank.kinds, strict=True)
     return reduce(
-        largest, (where(there, needed(turns, work, chunks), 0.0) for (there, turns), work, chunks in of_kinds)
+        largest, (where(there, needed(turns, works, chunks), 0.0) for (there, turns), works, chunks in of_kinds)
     )
+
+
+def _works(backwards: Sequence[Backward], turns: Turns, hidden_bytes: Number) -> list[Number]:
+    """What the last block of a kind works on, as `in_work_bytes` has it. backwards: on each chunk. turns: of the kind.
+    hidden_bytes: of a microbatch's hidden activations."""
+    untiled = turns.working * hidden_bytes
+    found: list[list[Number]] = []
+    for one in backwards:
+        beside = one.total - one.replay - one.block.working_bytes + untiled
+        numbers = one.total, beside + one.segment, beside + one.again
+        found.append([where(one.there, number, 0.0) for number in numbers])
+    return [reduce(largest, numbers) for numbers in zip(*found, strict=True)]
 
 
 def _end_gradients_bytes(rank: Rank, activations: Number, gone: Number, parameter_bytes: int) -> Iterator[Number]:

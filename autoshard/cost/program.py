@@ -283,7 +283,7 @@ def program_work(program: Program) -> ProgramWork:
         waiting_bytes(program),
         matrices,
         len(learned),
-        moments(program, needed),
+        moments(program, needed, tiles),
         heaviest,
         0.0 if heaviest is None else tiles[heaviest],
         max(needed, default=0.0),

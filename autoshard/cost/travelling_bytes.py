@@ -7,7 +7,7 @@ from functools import reduce
 from typing import NamedTuple
 
 from autoshard.cost.zero_sharding import Turns
-from autoshard.rows import Number, anywhere, either, largest, where
+from autoshard.rows import Number, anywhere, either, largest, smallest, where
 
 FEW_BLOCKS = 3
 """From so many blocks of a chunk on there is one with a block before it and one behind it."""
@@ -62,13 +62,13 @@ def in_work_bytes(
     """Bytes beside kept activations at the worst moment of a microbatch, over rows.
 
     gathers, owners: as in State. dtypes: bytes of a weight and of a gradient as it is sent. block, ends: what travels.
-    at_work: what a block works on most; the same with all that the largest segment saves that runs again, and with what
-    all segments do, of which moments say what was given back; what the loss works on. kept: what is gone when the
-    embedding runs backward; what the loss kept, which is over when blocks run backward. blocks: of a chunk, up to the
-    last one such. opens: 1 where that is the first one of a backward, else 0: then the bucket of the head has left
-    before, and the head comes before a block of another kind. before: elements of the last bucket of that block on its
-    way. behind: bytes that the block behind this one no longer keeps, at least, where there is one. head_work: what the
-    head works with when the loss is over.
+    at_work: what a block works on most; what it does but for tiles of scores with all that the largest segment saves
+    that runs again, and with what all segments do, of which moments say what was given back; what the loss works on.
+    kept: what is gone when the embedding runs backward; what the loss kept, which is over when blocks run backward.
+    blocks: of a chunk, up to the last one such. opens: 1 where that is the first one of a backward, else 0: then the
+    bucket of the head has left before, and the head comes before a block of another kind. before: elements of the last
+    bucket of that block on its way. behind: bytes that the block behind this one no longer keeps, at least, where there
+    is one. head_work: what the head works with when the loss is over.
 
     A bucket of a block: the block's weights and the next one's, its gradients, those of the one before on their way;
     the smaller one when the larger one of the next block has not arrived. The first block of a backward has none before
@@ -119,20 +119,22 @@ def in_work_bytes(
 
 
 def _moments(works: Sequence[Number], block: Turns, hidden_bytes: Number) -> Iterator[Number]:
-    """Bytes that a block works on early, late, when most is there after that, and when its larger bucket leaves. works:
-    as of in_work_bytes.
+    """Bytes that a block works on early, late, when most is there after that, then with a tile of scores if there is
+    one, and when its larger bucket leaves. works: as of in_work_bytes.
 
     Early and late one segment has run again, that at the block's end. After that others have run again, too, and what
     that one saved is among what was given back.
     """
     most, with_segment, with_all = works
-    for with_again, back in (
-        (with_segment, block.back_before),
-        (with_segment, block.back_late),
-        (with_all, block.back_after),
-        (with_all, block.back_leaving),
-    ):
-        yield where(back > 0, with_again - back * hidden_bytes, most)
+    for back in (block.back_before, block.back_late):
+        yield where(back > 0, with_segment - back * hidden_bytes, smallest(most, with_segment))
+    after, leaving = (
+        where(back > 0, with_all - back * hidden_bytes, most) for back in (block.back_after, block.back_leaving)
+    )
+    in_tile = where(block.back_tiled > 0, with_all + block.tile_bytes - block.back_tiled * hidden_bytes, most)
+    yield after
+    yield where(block.tile_bytes > 0, in_tile, after)
+    yield where(block.leaving_tile_bytes > 0, largest(leaving, in_tile), leaving)
 
 
 def _larger_first(
@@ -153,8 +155,9 @@ def _larger_first(
     two_buckets, ahead = anywhere(apart), (1 - block.waits) * larger
     behind_head = several * ahead * whole + head * reduced
     between = many * ahead * whole + several * (reduced * block.other_on_its_way - behind)
-    _, late, after, leaving = _moments(works, block, hidden_bytes)
-    of_late, of_end = late + block.late * parameter, after + larger * parameter
+    _, late, after, in_tile, leaving = _moments(works, block, hidden_bytes)
+    of_late = late + block.late * parameter
+    of_end, after = largest(after + larger * parameter, in_tile + block.tiled * parameter), largest(after, in_tile)
     of_larger = largest(works[0] + block.early * parameter, of_late)
     of_larger = largest(of_larger, where(apart, of_late, of_end) if two_buckets else of_end)
     of_larger = of_larger + block.all * whole + largest(behind_head, between)
@@ -182,7 +185,8 @@ def _larger_last(
     (parameter, whole, reduced), experts, rest = sizes, block.other, block.larger
     experts_leave, rest_leaves = reduced * block.other_on_its_way, reduced * block.larger_on_its_way
     several, many = (blocks > 1) * 1.0, (blocks >= FEW_BLOCKS) * 1.0
-    early, late, after, leaving = _moments(works, block, hidden_bytes)
+    early, late, after, in_tile, leaving = _moments(works, block, hidden_bytes)
+    after = largest(after, in_tile)
     before = largest(
         several * experts * whole + head * reduced, many * experts * whole + several * (rest_leaves - behind)
     )

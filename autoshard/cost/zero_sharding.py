@@ -72,6 +72,9 @@ class Turns(NamedTuple):
     larger_share, other_share: what this rank gets of the larger bucket and of the other one: few share an expert.
     back_end: as back_leaving, at the block's end. waits: 1 where backward is through with experts before it asks for
     the rest of their block, and only then for the next one's experts; else 0.
+    working: what the block works with most but for tiles of scores, in hidden activations. back_tiled: as back_after,
+    at a step with a tile, where gradients of `tiled` elements are there. tile_bytes: of that tile, of any microbatch;
+    leaving_tile_bytes: of a tile that is there when the larger bucket leaves; 0 without.
     """
 
     all: Number
@@ -89,13 +92,20 @@ class Turns(NamedTuple):
     other_share: Number = 0.0
     back_end: Number = 0.0
     waits: Number = 0.0
+    working: Number = 0.0
+    back_tiled: Number = 0.0
+    tile_bytes: Number = 0.0
+    leaving_tile_bytes: Number = 0.0
+    tiled: Number = 0.0
 
     def run_again(self, some: Any, whole: Any) -> Turns:
         """The turns where backward runs the block's forward again. some: whether any of it, which asks for the rest of
         the block first; whole: whether all at once, whose gradients then leave at its end. Less run again never takes
         more, nor does keeping less: bounds count on it."""
         back_leaving = where(whole, self.back_end, self.back_leaving)
-        return self._replace(waits=where(some, 0.0, self.waits), back_leaving=back_leaving)
+        leaving_tile_bytes = where(whole, 0.0, self.leaving_tile_bytes)
+        waits = where(some, 0.0, self.waits)
+        return self._replace(waits=waits, back_leaving=back_leaving, leaving_tile_bytes=leaving_tile_bytes)
 
     @property
     def larger_on_its_way(self) -> Number:
@@ -129,14 +139,18 @@ def in_turns(matrices: Counts, mesh: Mesh, times: Moments = NO_MOMENTS, hidden_b
     other_share = got / other if other < total else larger_share
     is_last = larger < total and late.get(among, 0) < larger  # the rest of the block is larger than its experts
     leaving = times.end if larger == total or is_last else times.after
-    back_late, back_after, back_leaving, back_before, back_end = (
-        moment.given_back / hidden_bytes for moment in (times.late, times.after, leaving, times.before, times.end)
+    back_late, back_after, back_leaving, back_before, back_end, back_tiled = (
+        moment.given_back / hidden_bytes
+        for moment in (times.late, times.after, leaving, times.before, times.end, times.tiled)
     )
+    leaving_tile_bytes = times.tile_bytes if leaving is times.after else 0.0
+    made = float(sum(_by_sharers(times.tiled.made, mesh).values()))
+    tiled = times.most / hidden_bytes, back_tiled, times.tile_bytes, leaving_tile_bytes, made
     waits = larger < total and not is_last and late.keys() == {among}
     early = sum(_by_sharers((times.before if is_last else times.early).made, mesh).values())
     back = back_late, back_after, back_leaving, back_before
     more = 0.0, larger_share, other_share, back_end, float(waits)
-    return Turns(total, larger, other, early, sum(late.values()), *back, float(is_last), *more)
+    return Turns(total, larger, other, early, sum(late.values()), *back, float(is_last), *more, *tiled)
 
 
 def end_turns(matrices: Counts, table: Counts, mesh: Mesh) -> Turns:

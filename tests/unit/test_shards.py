@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from autoshard.cost.estimate import Estimate, estimate
+from autoshard.cost.local_shape import strategy_mesh
 from autoshard.cost.part import Part
 from autoshard.cost.passes import Passes, block_passes, end_passes, exposed, stage_passes
 from autoshard.cost.stage import mean_part, strategy_parts
 from autoshard.cost.travelling_bytes import Ends, in_work_bytes
-from autoshard.cost.zero_sharding import Travelling, Turns, Unit
+from autoshard.cost.zero_sharding import Travelling, Turns, Unit, in_turns
 from autoshard.errors import AutoshardError
 from autoshard.graph.count import Collective
 from autoshard.layout.strategy import Strategy, even_stage_layers
@@ -230,7 +231,7 @@ def test_moments_of_a_block() -> None:
     one = strategy(dp=8, ep=4)
     one = replace(one, stage_layers=(2,), recompute=("none",))
     block = strategy_parts(model, TRAINING, local_cluster(8), one)[0].block
-    early, late, after, end, before, weights = block.moments
+    early, late, after, end, before, weights, *_ = block.moments
     matrix = 8 // 4 * 4096 * 14336
     assert sum(early.made.values()) == matrix
     experts = max(late.made, key=lambda axes: late.made[axes])
@@ -239,6 +240,51 @@ def test_moments_of_a_block() -> None:
     assert before == early  # before the experts have their gradients
     assert sum(weights.made.values()) == matrix and weights.given_back > 0  # one of three as large
     assert 0 == early.given_back < late.given_back < after.given_back <= end.given_back
+
+
+def test_a_tile_of_scores_beside_the_gradients_of_a_block() -> None:
+    """Gemma 2's MLP works with more than its attention does, but for a tile. When that is there, all gradients are."""
+    model = replace(load_model("gemma2-9b").some_blocks(range(2)), sliding_window=2048)
+    one, cluster = replace(strategy(dp=8, zero=2), stage_layers=(2,), recompute=("none",)), local_cluster(8)
+    for microbatch in (1, 2):
+        training = replace(TRAINING, sequence_length=2048, global_batch_size=8 * microbatch)
+        of_size = replace(one, microbatch_size=microbatch)
+        parts = strategy_parts(model, training, cluster, of_size)
+        times, hidden_bytes = parts[0].block.moments, parts[0].hidden_bytes
+        assert hidden_bytes == microbatch * 2048 * model.hidden_size * 2
+        heads = model.num_attention_heads + 2 * model.num_key_value_heads
+        of_projections = heads * model.head_dim * model.hidden_size  # they have no gradients yet
+        assert times.tiled.made == {("dp",): times.after.made["dp",] - of_projections}
+        # of the scores of all 16 heads, 512 queries and 2,048 keys, three numbers in FP32 and one in bf16
+        assert times.tile_bytes == (3 * 4 + 2) * 16 * 512 * 2048
+        assert 0 < times.after.given_back <= times.tiled.given_back
+        turns_of = in_turns(parts[0].block.matrices, strategy_mesh(model, cluster, of_size), times, hidden_bytes)
+        assert turns_of.tile_bytes == times.tile_bytes and turns_of.leaving_tile_bytes == 0
+        assert turns_of.working * hidden_bytes == times.most
+        assert turns_of.tiled == turns_of.all - of_projections
+
+
+def test_the_worst_moment_with_a_tile_of_scores() -> None:
+    # a block alone of 10 elements; the MLP works with 500; attention with 30 units of 10 less, and with a tile of 250
+    def at_worst(block: Turns, of_block: tuple[float, float, float] = (500.0, 500.0, 500.0)) -> float:
+        work = (*of_block, 0.0)
+        found: float = in_work_bytes(0, (2, 4), 2, block, Ends(0, 0, 0), work, (50.0, 0.0), 1, hidden_bytes=10.0)
+        return found
+
+    block = turns(10, 10, 10, early=4, late=8, back_late=20.0, back_after=29.0, back_leaving=45.0)
+    tiled = block._replace(back_tiled=30.0, tile_bytes=250.0, tiled=9)
+    assert at_worst(block) == 500 + 2 * 4
+    assert at_worst(tiled) == 500 + 2 * 4
+    assert at_worst(tiled._replace(tile_bytes=295.0)) == 500 - 300 + 295 + 2 * 9
+    # where attention works with most, what segments save that run again is not beside its tile twice
+    assert at_worst(tiled._replace(tile_bytes=320.0), (520.0, 500.0, 500.0)) == 500 - 300 + 320 + 2 * 9
+    assert at_worst(tiled._replace(tile_bytes=295.0), (480.0, 490.0, 510.0)) == 510 - 300 + 295 + 2 * 9
+    # eight of ten elements are experts, whose gradients leave while attention runs backward, or behind it
+    experts = turns(10, 8, 2, early=4, late=8, back_late=20.0, back_after=29.0, back_leaving=29.0, back_end=45.0)
+    leaving = experts._replace(back_tiled=30.0, tile_bytes=295.0, leaving_tile_bytes=295.0)
+    assert at_worst(experts) == 500 + 2 * 4
+    assert at_worst(leaving) == 500 - 300 + 295 + 8 * 2 + 8 * (4 + 2)
+    assert at_worst(leaving.run_again(True, True)) == 500 - 300 + 295 + 2 * 2 + 8 * (4 + 2)
 
 
 def test_what_hides_behind_a_block() -> None:

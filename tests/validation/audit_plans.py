@@ -140,6 +140,11 @@ PLANS: dict[str, tuple[str, int, dict[str, Any]]] = {
         4,
         {"tp": 2, "pp": 2, "recompute": "core_attention", "sequence_length": 512},
     ),
+    "capped scores beside gradients, ZeRO-3": (
+        "gemma2-9b",
+        4,
+        {"pp": 3, "dp": 4, "zero": 3, "recompute": "full", "stage_layers": (1, 2, 1), "sequence_length": 2048},
+    ),
     "capped scores, a window in a ring": (
         "gemma2-2b",
         2,

@@ -162,21 +162,18 @@ class InterleavedSets:
         of_ends = {name: reduce(np.maximum, (getattr(one, name) for one in own), none)[:, None] for name in AGAIN}
         work, replay = self._block.working_bytes[sets], of_ends["replay_bytes"][:, 0]
 
-        def most_with(name: str) -> Array:
-            most: Array = (np.maximum(of_block[name], of_ends[name]) + work).max(1, initial=0.0)
-            return most
-
-        most = most_with("replay_bytes")
-        with_gradients = np.maximum(of_block["replay_bytes"], of_ends["replay_bytes"]) + work
-        with_gradients += of_block["segment_bytes"] - of_block["replay_bytes"]
+        again = {name: np.maximum(of_block[name], of_ends[name]) for name in AGAIN}
+        most = (again["replay_bytes"] + work).max(1, initial=0.0)
+        with_gradients = again["replay_bytes"] + work + of_block["segment_bytes"] - of_block["replay_bytes"]
         block = PartColumns(*(none,) * len(PartColumns._fields))._replace(
             kept_bytes=kept_bytes / (of_rank.in_flight * self._layers),
             working_bytes=most - replay,
             segment_bytes=np.where(
-                self._state.travels, most_with("segment_bytes") + replay, with_gradients.max(1, initial=0.0)
-            )
-            - most,
-            again_bytes=most_with("again_bytes") + replay - most,
+                self._state.travels,
+                again["segment_bytes"].max(1, initial=0.0),
+                with_gradients.max(1, initial=0.0) - most,
+            ),
+            again_bytes=again["again_bytes"].max(1, initial=0.0),
         )
         of_rank = of_rank.made_of(block)._replace(kept_at_first_bytes=lambda of: at_first_bytes)
         memory = headless_memory if headless else rank_memory
