@@ -151,7 +151,7 @@ def _choice_at(
     if passed and clock.in_time():
         from autoshard.planner.simpler import simpler_ones
 
-        simpler = simpler_ones(passed, fastest[0].step_time_s, fastest[place], level.memory_bytes)
+        simpler = simpler_ones(passed, fastest, place, level.memory_bytes)
         if simpler:
             fastest = _with(fastest, simpler, priced.problem, pins, count, behind)
             place = simplest_of_equals(priced.problem.cluster, fastest)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import inf
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,14 +18,16 @@ from autoshard.cost.local_shape import LocalShape
 from autoshard.cost.stage import stage_parts
 from autoshard.graph.recompute import COMMON_SETS
 from autoshard.models.registry import load_model
+from autoshard.planner import simpler
 from autoshard.planner.choice import choose, passed_over, taken_of
-from autoshard.planner.grid.refine import Refined, _promises, fastest_of, refine
+from autoshard.planner.grid.refine import Promise, Refined, _promises, fastest_of, refine
 from autoshard.planner.priced import Clock, price_layouts
-from autoshard.planner.ranking import Timed
+from autoshard.planner.ranking import Timed, best_of_each_kind
 from autoshard.planner.rejections import SLOWER, UNPRICED, Tally
 from autoshard.planner.search import search
 from autoshard.planner.sets import EVERY_SET, recompute_sets
-from autoshard.planner.toss_ups import simplest_of_equals
+from autoshard.planner.simpler import simpler_ones
+from autoshard.planner.toss_ups import COMPARED, simplest_of_equals
 from autoshard.plans.search_result import OPTIMAL, Pins
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.training import TrainingSpec, load_precision
@@ -125,7 +128,8 @@ def test_the_simpler_one_of_two_that_are_as_fast() -> None:
 @pytest.mark.parametrize(("backend", "nodes", "batch"), some([("nxd", 32, 2048), ("torch", 8, 2048)], 1))
 def test_what_is_taken_does_not_depend_on_what_was_solved_on_the_way(backend: str, nodes: int, batch: int) -> None:
     """Every cut and every set by stage that beats the best even layout is solved here. In both cases one that no search
-    for the fastest needs is simpler than the fastest, and within a toss-up of it."""
+    for the fastest needs is simpler than the fastest, and within a toss-up of it. In the second case another one is as
+    simple and faster, but of the kind of the fastest, which stands for it."""
     training = TrainingSpec(16384, batch, load_precision("mixed_precision"))
     problem, pins = Problem(MODEL, training, load_cluster("trn1.32xlarge", nodes), backend), Pins(tp=8)
     taken = search(*problem[:3], pins, backend, top=0).best.strategy
@@ -139,10 +143,27 @@ def test_what_is_taken_does_not_depend_on_what_was_solved_on_the_way(backend: st
         for promise in _promises(whole, True, level.memory_bytes, below_s)
         if (layout := fastest_of(promise, level.memory_bytes, below_s))
     ]
-    ranked = sorted([*even, *solved], key=lambda one: one.step_time_s)
+    ranked = best_of_each_kind(sorted([*even, *solved], key=lambda one: one.step_time_s), COMPARED)
     assert taken == taken_of(problem, passed_over(problem, pins), level, ranked)
     assert taken.uniform_recompute is None
     assert taken != ranked[0].strategy
+
+
+def test_a_simple_layout_behind_one_of_its_kind_hides_no_other_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both are as simple under ZeRO-3. One is faster, but of the kind of the fastest of all, which stands for it."""
+    plain = replace(plan_70b().strategy, zero=3, stage_layers=(9, 11, *(10,) * 6))
+    fastest = Timed(100.0, replace(plain, zero=2, sequence_parallel=False))
+    of_its_kind, other = Timed(100.4, plain), Timed(100.6, replace(plain, microbatch_size=2))
+    promises = []
+    for bound_s, one in ((100.1, of_its_kind), (100.5, other)):
+        whole: Any = SimpleNamespace(drafts=SimpleNamespace(drafts=[one.strategy]), has_kinds=False)
+        promises.append(Promise(bound_s, whole, 0, (0,)))
+    solved = {plain: of_its_kind, other.strategy: other}
+    monkeypatch.setattr(simpler, "fastest_of", lambda promise, *how: solved[promise.layout])
+    for known in (promises, promises[::-1]):
+        assert simpler_ones(known, [fastest], 0, inf) == [of_its_kind, other]
+    # a faster one that is as simple, of a kind that nothing else stands for, is all that is needed
+    assert simpler_ones(promises, [replace(fastest, strategy=replace(fastest.strategy, dp=9))], 0, inf) == [of_its_kind]
 
 
 def test_the_choice_does_not_depend_on_how_many_are_shown() -> None:
