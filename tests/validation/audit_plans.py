@@ -270,6 +270,8 @@ PLANS: dict[str, tuple[str, int, dict[str, Any]]] = {
         2,
         {"tp": 2, "pp": 4, "recompute": "full", "sequence_length": 256},
     ),
+    "few tokens in a ring": ("llama3-8b", 2, {"cp": 2, "context_parallel": "ring", "sequence_length": 64}),
+    "few tokens in a zigzag": ("llama3-8b", 2, {"cp": 2, "context_parallel": "zigzag_ring", "sequence_length": 64}),
     "softcap in FP32": (
         "gemma2-2b",
         2,
