@@ -282,7 +282,7 @@ def _travelling_bytes(
             ends,
             (*(work + turns.copies_bytes for work in works), at_ends),
             (gone, kept_by_loss),
-            rank.most_blocks - last.num_behind,
+            (rank.most_blocks if last.blocks is None else last.blocks) - last.num_behind,
             rank.hidden_bytes,
             opens,
             before,

@@ -33,11 +33,13 @@ class End(NamedTuple):
 class LastBlock(NamedTuple):
     """The last block of one kind on a chunk: of its kind the first one to run backward. part: its bytes. there: whether
     the chunk has such a block. behind: (place of the kind in Rank.kinds, block, how many) of those behind it, which
-    have run backward by then."""
+    have run backward by then. blocks: of all kinds on the chunk, of several such chunks on the one with the most; None:
+    as many as on any chunk of the rank."""
 
     part: Any
     there: Any = True
     behind: Sequence[tuple[int, Any, Number]] = ()
+    blocks: Number | None = None
 
     @property
     def num_behind(self) -> Number:
@@ -148,9 +150,13 @@ def _last_blocks(load: RankLoad) -> tuple[tuple[LastBlock, ...], ...]:
     """Rank.kinds of one layout."""
     found: dict[int, dict[int, LastBlock]] = {kind: {} for kind in load.block_kinds}
     places = {kind: place for place, kind in enumerate(found)}
+    most = {
+        kind: max((chunk.count for chunk, count in zip(load.chunks, counts, strict=True) if count), default=0)
+        for kind, counts in load.kind_counts.items()
+    }
     for stage in load.stages:
         behind = dict(stage.behind) if len(load.stages) == 1 else {}
         for kind, part in stage.blocks.items():
             others = tuple((places[other], stage.blocks[other], count) for other, count in behind.get(kind, ()))
-            found[kind][id(part)] = LastBlock(part, behind=others)
+            found[kind][id(part)] = LastBlock(part, behind=others, blocks=most[kind])
     return tuple(tuple(of_kind.values()) for of_kind in found.values())

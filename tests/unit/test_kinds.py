@@ -9,13 +9,15 @@ from autoshard.cost.estimate import Estimate, estimate, model_flops_per_step
 from autoshard.cost.local_shape import local_shape, strategy_mesh
 from autoshard.cost.memory import rank_memory
 from autoshard.cost.part import Part, Seconds
-from autoshard.cost.rank import LastBlock, Rank
-from autoshard.cost.stage import block_part
-from autoshard.cost.zero_sharding import State, Unit, held_elements, zero_axes
+from autoshard.cost.rank import LastBlock, Rank, rank_of
+from autoshard.cost.rank_load import rank_load
+from autoshard.cost.stage import block_part, strategy_parts
+from autoshard.cost.zero_sharding import State, Unit, held_elements, parts_state, zero_axes
 from autoshard.errors import AutoshardError
 from autoshard.files.codec import to_json
 from autoshard.models.registry import load_model
 from autoshard.models.stage import parameter_count
+from autoshard.runtime.rehearse import local_cluster
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import TrainingSpec, load_precision
@@ -86,6 +88,27 @@ def in_work(kinds: str, **rank: Any) -> tuple[float, float]:
     found = rank_memory(of_rank, State(unit, unit, unit, False, 1, 0, False), MIXED)
     assert found.total == found.lives + found.in_work
     return found.kept, found.replay + found.working
+
+
+def test_what_travels_beside_a_block_is_of_its_own_chunk() -> None:
+    """The first rank works on most in a wide dense block, which is alone on its chunk. Weights that are gathered for a
+    next block, and gradients of one before, are there on the other chunk alone, whatever number of blocks that has."""
+    wide: dict[str, Any] = {"mlp_layer_types": ("dense", *("sparse",) * 7), "dense_intermediate_size": 196608}
+    model = replace(MIXTURE, num_local_experts=8, num_experts_per_tok=2, **wide)
+    training = TrainingSpec(2048, 16, MIXED)
+
+    def working_bytes(*layers: int) -> float:
+        one = strategy(pp=2, dp=4, ep=4, zero=3, vpp=2, recompute="full", sp=False, layers=layers)
+        cluster = local_cluster(8)
+        parts = strategy_parts(model, training, cluster, one)
+        state = parts_state(parts, 3, MIXED, strategy_mesh(model, cluster, one), cluster)
+        load = rank_load(one, parts, 4, 0)
+        of_rank = state.of(load.block_kinds.items())
+        rank = rank_of(load, of_rank)
+        assert [[last.blocks for last in of_kind] for of_kind in rank.kinds] == [[layers[0]], [layers[2]]]
+        return float(rank_memory(rank, of_rank, MIXED).working)
+
+    assert working_bytes(1, 5, 1, 1) == working_bytes(1, 3, 3, 1)
 
 
 def test_a_kind_that_runs_backward_late_does_so_beside_what_is_still_kept() -> None:

@@ -244,11 +244,15 @@ def last_blocks(
     """Rank.kinds of many ranks. kinds: a block of each kind on each chunk, or on all of them. counts: how many there
     are, (kind, chunk, rank). behind: with one chunk, as of `kinds_behind`, (kind, kind, rank)."""
 
+    of_chunks = counts.sum(0)
+
     def of_kind(kind: int, there: Array) -> Iterator[LastBlock]:
         on_chunks = there if len(kinds[kind]) == len(there) else there.any(0, keepdims=True)
+        most = np.where(there, of_chunks, 0).max(0)
         for block, on_chunk in zip(kinds[kind], on_chunks, strict=True):
             others = [] if behind is None else enumerate(zip(kinds, behind[kind], strict=True))
-            yield LastBlock(block, on_chunk, [(place, one, count) for place, ((one,), count) in others if count.any()])
+            some_behind = [(place, one, count) for place, ((one,), count) in others if count.any()]
+            yield LastBlock(block, on_chunk, some_behind, most)
 
     return tuple(tuple(of_kind(kind, share > 0)) for kind, share in enumerate(shares(counts)))
 
