@@ -13,7 +13,7 @@ from autoshard.errors import NoLayoutFits
 from autoshard.models.registry import load_model
 from autoshard.planner.grid.kind_choices import kinds_at_least_s
 from autoshard.planner.grid.order import fastest_first
-from autoshard.planner.grid.pairs import Pairs, pairs_at_least_s, pairs_need_bytes
+from autoshard.planner.grid.pairs import MOST_IN_VAIN, Pairs, pairs_at_least_s, pairs_need_bytes
 from autoshard.planner.grid.table import Table
 from autoshard.planner.grid.whole import Priced
 from autoshard.planner.priced import PricedLayouts
@@ -76,8 +76,12 @@ def test_the_fastest_that_fit_come_in_the_order_in_which_they_come_if_all_are_pr
     assert len(seen) == len(layouts.chunks)
 
 
+@pytest.mark.parametrize("most_in_vain", [MOST_IN_VAIN, 10**9])
 @pytest.mark.parametrize("seed", some(range(6), 2))
-def test_where_nothing_fits_the_nearest_miss_is_priced(seed: int) -> None:
+def test_where_nothing_fits_the_nearest_miss_is_priced(
+    seed: int, most_in_vain: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("autoshard.planner.grid.pairs.MOST_IN_VAIN", most_in_vain)
     problem = random_problem(seed)
     device = replace(problem.cluster.device, memory_bytes=1.0 + problem.cluster.device.reserved_memory_bytes)
     problem = problem._replace(cluster=replace(problem.cluster, device=device))
@@ -86,8 +90,10 @@ def test_where_nothing_fits_the_nearest_miss_is_priced(seed: int) -> None:
         pairs.price_more(inf)
     pairs.price_nearest(lambda: min((float(one.memory_bytes.min()) for one in seen), default=inf))
     least_bytes = min((float(one.memory_bytes.min()) for one in every), default=inf)
-    assert min((float(one.memory_bytes.min()) for one in seen), default=inf) == least_bytes
-    assert least_bytes <= pairs.too_large[2]
+    priced_bytes = min((float(one.memory_bytes.min()) for one in seen), default=inf)
+    assert min(priced_bytes, pairs.too_large[2]) <= least_bytes <= priced_bytes
+    if most_in_vain > MOST_IN_VAIN:  # nothing is given up
+        assert priced_bytes == least_bytes <= pairs.too_large[2]
 
 
 def test_where_all_that_was_bounded_holds_too_much_there_is_nothing_to_price() -> None:
