@@ -137,13 +137,13 @@ def _memory_of(at_work: Rank, rank: Rank, state: State, precision: Precision, so
         if software.sharded_parameters:  # two blocks whole at a time: one in work, the next on its way
             working = working + state.block.parameters * parameter
     if travels:
-        gone = _gone_at_first_bytes(at_work, kept, software)
-        travelling = _travelling_bytes(at_work, state, (parameter, reduced), gone, backwards)
+        gone_bytes = _gone_at_first_bytes(at_work, kept, software)
+        travelling = _travelling_bytes(at_work, state, (parameter, reduced), gone_bytes, backwards)
         travelling = added(travelling, -replay, over, given_back)
         working = where(state.travels, largest(working, travelling), working)
     if software is COMPILED and not anywhere(state.block.handed_over):
-        gone = _gone_at_first_bytes(at_work, activations, software)
-        for gradient in _end_gradients_bytes(at_work, activations, gone, parameter):
+        gone_bytes = _gone_at_first_bytes(at_work, activations, software)
+        for gradient in _end_gradients_bytes(at_work, activations, gone_bytes, parameter):
             at_end = added(gradient, -replay, over, given_back)
             working = where(state.travels, working, largest(working, at_end))
     leaving = at_work.in_flight - at_work.heads_in_flight
@@ -253,10 +253,10 @@ def _ends_bytes(rank: Rank, software: Software) -> Number:
 
 
 def _travelling_bytes(
-    rank: Rank, state: State, dtypes: tuple[int, int], gone: Number, backwards: Sequence[Sequence[Backward]]
+    rank: Rank, state: State, dtypes: tuple[int, int], gone_bytes: Number, backwards: Sequence[Sequence[Backward]]
 ) -> Number:
-    """Bytes that one microbatch needs beside kept activations where units travel: cost/travelling_bytes.py. gone:
-    bytes of `_gone_at_first_bytes`."""
+    """Bytes that one microbatch needs beside kept activations where units travel: cost/travelling_bytes.py.
+    gone_bytes: of `_gone_at_first_bytes`."""
     ends, at_ends, kept_by_loss, head_work = _ends_in_turns(rank), 0.0, 0.0, 0.0
     if rank.has_loss:
         head, at_ends = rank.ends[-1], _of_ends(rank, "working_bytes")
@@ -281,7 +281,7 @@ def _travelling_bytes(
             turns,
             ends,
             (*(work + turns.copies_bytes for work in works), at_ends),
-            (gone, kept_by_loss),
+            (gone_bytes, kept_by_loss),
             (rank.most_blocks if last.blocks is None else last.blocks) - last.num_behind,
             rank.hidden_bytes,
             opens,
@@ -310,9 +310,9 @@ def _works(backwards: Sequence[Backward], turns: Turns, hidden_bytes: Number) ->
     return [reduce(largest, numbers) for numbers in zip(*found, strict=True)]
 
 
-def _end_gradients_bytes(rank: Rank, activations: Number, gone: Number, parameter_bytes: int) -> Iterator[Number]:
+def _end_gradients_bytes(rank: Rank, activations: Number, gone_bytes: Number, parameter_bytes: int) -> Iterator[Number]:
     """Bytes beside all that is kept when backward has the gradients of an end's weights, for each end of the rank.
-    activations: bytes that blocks keep. gone: of them those of `_gone_at_first_bytes`.
+    activations: bytes that blocks keep. gone_bytes: of `_gone_at_first_bytes`.
 
     At the head, its gradient and that of the logits; the loss is over. Where it was put off, it comes when nothing but
     what waited is left of the microbatch. A loss in chunks makes it chunk by chunk: all that it works with is there.
@@ -338,7 +338,7 @@ def _end_gradients_bytes(rank: Rank, activations: Number, gone: Number, paramete
             yield largest(weights, SUMMED_GRADIENTS * table if predicts else 0.0) + at_work
         if end.has_table:
             gradients = SUMMED_GRADIENTS if end.has_loss else 1
-            yield gradients * table + rank.hidden_bytes - (gone - waiting) - kept_by_end
+            yield gradients * table + rank.hidden_bytes - (gone_bytes - waiting) - kept_by_end
 
 
 def _head_work_bytes(rank: Rank, end: End) -> Number:
@@ -398,8 +398,13 @@ def _activations_bytes(rank: Rank, software: Software) -> Number:
 
 
 def _gone_at_first_bytes(rank: Rank, kept: Number, software: Software) -> Number:
-    """Bytes that are there when most is held, but not when the embedding runs backward: what blocks kept, and outputs.
-    kept: by all blocks when most is held."""
+    """Bytes that are there when most is held, but not when the embedding runs backward.
+
+    The first chunk has then given back what its blocks kept of one microbatch. Where the rank holds fewer chunk
+    activations at that time (`at_first`) than at most, their blocks and their outputs are gone as well.
+
+    kept: bytes that all blocks keep when most is held.
+    """
     outputs = (rank.in_flight - rank.at_first) * rank.hidden_bytes
     if rank.kept_at_first_bytes is None:
         return kept / rank.in_flight * (1 + rank.in_flight - rank.at_first) + outputs

@@ -11,7 +11,7 @@ from autoshard.cost.part import Part, Seconds, add_up
 from autoshard.cost.stage import Parts
 from autoshard.layout.strategy import Strategy
 from autoshard.rows import Number
-from autoshard.schedules import SCHEDULES, head_apart, held_at_first, held_together, rank_holds
+from autoshard.schedules import SCHEDULES, Moments, head_apart, held_at_first, held_together, rank_holds
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ class RankLoad:
     together: int
     at_first: int
     weights_apart: bool = False
-    held: tuple[tuple[int, ...], ...] = ()
-    held_at_first: tuple[tuple[int, ...], ...] = ()
+    held: Moments = ()
+    held_at_first: Moments = ()
 
     @cached_property
     def num_blocks(self) -> int:
@@ -94,10 +94,10 @@ class RankLoad:
         return bool(self._moments[1])
 
     @cached_property
-    def _moments(self) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
+    def _moments(self) -> tuple[Moments, Moments]:
         return head_apart(self.held) if self.heads_in_flight else (self.held, ())
 
-    def _most_bytes(self, of: Callable[[Part], Number], moments: tuple[tuple[int, ...], ...]) -> Number:
+    def _most_bytes(self, of: Callable[[Part], Number], moments: Moments) -> Number:
         sizes = [chunk.count * of(chunk.block) for chunk in self.chunks]
         return max(sum(count * size for count, size in zip(held, sizes, strict=True)) for held in moments)
 

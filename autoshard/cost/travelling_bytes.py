@@ -51,7 +51,7 @@ def in_work_bytes(
     block: Turns,
     ends: Ends,
     at_work: tuple[Number, Number, Number, Number],
-    kept: tuple[Number, Number],
+    gone_bytes: tuple[Number, Number],
     blocks: Number,
     hidden_bytes: Number,
     opens: Number = 1.0,
@@ -64,11 +64,11 @@ def in_work_bytes(
     gathers, owners: as in State. dtypes: bytes of a weight and of a gradient as it is sent. block, ends: what travels.
     at_work: what a block works on most; what it does but for tiles of scores with all that the largest segment saves
     that runs again, and with what all segments do, of which moments say what was given back; what the loss works on.
-    kept: what is gone when the embedding runs backward; what the loss kept, which is over when blocks run backward.
-    blocks: of a chunk, up to the last one such. opens: 1 where that is the first one of a backward, else 0: then the
-    bucket of the head has left before, and the head comes before a block of another kind. before: elements of the last
-    bucket of that block on its way. behind: bytes that the block behind this one no longer keeps, at least, where there
-    is one. head_work: what the head works with when the loss is over.
+    gone_bytes: of all that is kept, what is gone when the embedding runs backward; what is gone when blocks do: the
+    loss kept it. blocks: of a chunk, up to the last one such. opens: 1 where that is the first one of a backward, else
+    0: then the bucket of the head has left before, and the head comes before a block of another kind. before: elements
+    of the last bucket of that block on its way. behind: bytes that the block behind this one no longer keeps, at least,
+    where there is one. head_work: what the head works with when the loss is over.
 
     A bucket of a block: the block's weights and the next one's, its gradients, those of the one before on their way;
     the smaller one when the larger one of the next block has not arrived. The first block of a backward has none before
@@ -84,7 +84,7 @@ def in_work_bytes(
     (parameter, reduced), (*block_work, loss_work), (first, last) = dtypes, at_work, ends[:2]
     larger = block.larger
     whole, on_its_way = gathers * parameter, reduced + reduced / owners
-    gone, kept_by_loss = kept
+    gone_at_embedding, kept_by_loss = gone_bytes
     in_front = opens * last * (1 + 1 / owners) + before
     given = block, block_work, in_front, blocks, (parameter, whole, reduced), hidden_bytes, behind
     of_block = either(block.is_last, lambda: _larger_last(*given), lambda: _larger_first(*given))
@@ -115,7 +115,7 @@ def in_work_bytes(
     if predicts:
         on_prediction = kept_by_loss - probabilities + gradients_of_logits + gathered + ends.predicting * whole
         of_head = largest(of_head, of_module * on_prediction)
-    return largest(largest(of_block, opens * of_head), of_embedding - gone) - kept_by_loss
+    return largest(largest(of_block, opens * of_head), of_embedding - gone_at_embedding) - kept_by_loss
 
 
 def _moments(works: Sequence[Number], block: Turns, hidden_bytes: Number) -> Iterator[Number]:

@@ -4,7 +4,15 @@ a clock.
 
 from autoshard.schedules.action import Action, Order
 from autoshard.schedules.closed_form import Work
-from autoshard.schedules.held import head_apart, held_at_first, held_together, in_flight, rank_holds, weights_waiting
+from autoshard.schedules.held import (
+    Moments,
+    head_apart,
+    held_at_first,
+    held_together,
+    in_flight,
+    rank_holds,
+    weights_waiting,
+)
 from autoshard.schedules.orders import (
     NXD_SCHEDULES,
     SCHEDULES,
@@ -20,6 +28,7 @@ __all__ = [
     "NXD_SCHEDULES",
     "SCHEDULES",
     "Action",
+    "Moments",
     "Order",
     "Schedule",
     "Timeline",

@@ -161,8 +161,10 @@ def _peaks(order: Order, begins: str, ends: str) -> tuple[int, ...]:
     return tuple(peaks)
 
 
-Held = tuple[tuple[tuple[int, ...], ...], ...]
-"""By rank and moment: how many microbatches of each chunk."""
+Moments = tuple[tuple[int, ...], ...]
+"""By moment of a rank: how many microbatches of each chunk it holds."""
+Held = tuple[Moments, ...]
+"""By rank, its moments."""
 
 
 def held_together(schedule: str, pp: int, num_microbatches: int, num_virtual_stages: int) -> Held:
@@ -179,15 +181,13 @@ def held_at_first(schedule: str, pp: int, num_microbatches: int, num_virtual_sta
     return _moments_of(SCHEDULES[schedule], pp, num_microbatches, num_virtual_stages).at_first
 
 
-def head_apart(
-    moments: tuple[tuple[int, ...], ...],
-) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
+def head_apart(moments: Moments) -> tuple[Moments, Moments]:
     """Moments of the last rank, as of `held_together`: (with a microbatch in its last chunk, which has the head;
     without)."""
     return tuple(one for one in moments if one[-1]), tuple(one for one in moments if not one[-1])
 
 
-class _Moments(NamedTuple):
+class _HeldAtMost(NamedTuple):
     """What `held_together` and `held_at_first` return."""
 
     together: Held
@@ -195,12 +195,12 @@ class _Moments(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def _moments_of(schedule: Schedule, pp: int, num_microbatches: int, num_virtual_stages: int) -> _Moments:
+def _moments_of(schedule: Schedule, pp: int, num_microbatches: int, num_virtual_stages: int) -> _HeldAtMost:
     count = num_microbatches
     if schedule.warm_up is not None:
         count = _telling_count(schedule, pp, num_microbatches, num_virtual_stages)
     orders = orders_of(schedule, pp, count, num_virtual_stages)
-    return _Moments(*zip(*(_most_held(order, num_virtual_stages) for order in orders), strict=True))
+    return _HeldAtMost(*zip(*(_most_held(order, num_virtual_stages) for order in orders), strict=True))
 
 
 def _telling_count(schedule: Schedule, pp: int, num_microbatches: int, num_virtual_stages: int) -> int:
@@ -218,10 +218,8 @@ def _telling_count(schedule: Schedule, pp: int, num_microbatches: int, num_virtu
     return count if tells else num_microbatches
 
 
-def _most_held(
-    order: Order, num_virtual_stages: int
-) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
-    """The moments of one rank: of all, and of those at which a backward of its first chunk begins."""
+def _most_held(order: Order, num_virtual_stages: int) -> tuple[Moments, Moments]:
+    """The fullest moments of one rank: of all, and of those at which a backward of its first chunk begins."""
     held, moments, at_first = [0] * num_virtual_stages, set(), set()
     for kind, _, chunk in order:
         if kind in "BI" and not chunk:
@@ -232,7 +230,8 @@ def _most_held(
     return _fullest(moments), _fullest(at_first)
 
 
-def _fullest(moments: set[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
+def _fullest(moments: set[tuple[int, ...]]) -> Moments:
+    """The moments but those at which a rank holds no more of any chunk than at another one."""
     most: list[tuple[int, ...]] = []
     for one in sorted(moments, reverse=True):  # what holds as much of each chunk comes earlier
         if not any(all(map(ge, other, one)) for other in most):

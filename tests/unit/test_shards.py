@@ -80,7 +80,7 @@ def test_the_worst_moment() -> None:
             "block": turns(10, 10, 10),
             "ends": Ends(100, 100, 0),
             "at_work": (5.0, 5.0, 5.0, 600.0),
-            "kept": (50.0, 400.0),
+            "gone_bytes": (50.0, 400.0),
             "blocks": 4,
             "hidden_bytes": 10.0,
             **changes,
@@ -90,21 +90,21 @@ def test_the_worst_moment() -> None:
 
     sent = 4 + 2
     # the embedding, when all blocks are through and, on its rank, the loss
-    assert at_worst(0, ends=Ends(100, 0, 0), kept=(50.0, 0.0)) == 100 * (2 + sent) - 50
+    assert at_worst(0, ends=Ends(100, 0, 0), gone_bytes=(50.0, 0.0)) == 100 * (2 + sent) - 50
     assert at_worst(0, ends=Ends(200, 100, 0)) == 200 * (2 + sent) - 50 - 400
     # few elements of it: its gradient while the last bucket of the block is on its way
     nothing_else: dict[str, Any] = {
         "block": turns(10, 10, 10, early=0, late=0, back_after=2.0, back_leaving=3.0),
         "at_work": (0.0, 0.0, 0.0, 0.0),
-        "kept": (0.0, 0.0),
+        "gone_bytes": (0.0, 0.0),
     }
     assert at_worst(0, ends=Ends(5, 0, 0), **nothing_else) == 5 * 2 + 10 * sent
     # where the head has its table: whole weights, two gradients and their sum
     assert at_worst(1, ends=Ends(100, 0, 1)) == 100 * (2 + 3 * 2) + 10 * sent - 50 - 400
     assert at_worst(0, ends=Ends(0, 100, 0)) == 100 * (2 + sent) - 400  # the head, when the loss is through
     without = Ends(0, 0, 0)
-    assert at_worst(0, ends=without, kept=(50.0, 0.0)) == 600 * 2 / 6  # the gradient of the logits
-    alone: dict[str, Any] = {"at_work": (500.0, 500.0, 500.0, 0.0), "kept": (50.0, 0.0), "ends": without}
+    assert at_worst(0, ends=without, gone_bytes=(50.0, 0.0)) == 600 * 2 / 6  # the gradient of the logits
+    alone: dict[str, Any] = {"at_work": (500.0, 500.0, 500.0, 0.0), "gone_bytes": (50.0, 0.0), "ends": without}
     assert at_worst(1, **alone) == 500 + 2 * 20 + 2 * 10 + 10 * sent
     # what the block behind no longer keeps; without it the first block is the worst, whose gradients then leave
     assert at_worst(1, **alone, behind=7.0) == 500 + 2 * 20 + 2 * 10 + 10 * sent - 7
@@ -137,7 +137,7 @@ def test_the_worst_moment() -> None:
     assert at_worst(0, block=at_once.run_again(True, True), **alone) == 500 - 30 + 8 * (2 + sent)
     # of a bucket that five ranks share this one gets less: a fifth of its sums
     assert at_worst(0, block=turns(10, 8, 2, larger_share=0.2), **alone) == 500 + 8 * (2 + 4 + 4 / 5)
-    assert at_worst(1, ends=Ends(100, 0, 1), kept=(900.0, 0.0)) == (5 + 2 * 20 + 20 + 10 * sent + 100 * (2 + 2))
+    assert at_worst(1, ends=Ends(100, 0, 1), gone_bytes=(900.0, 0.0)) == (5 + 2 * 20 + 20 + 10 * sent + 100 * (2 + 2))
 
 
 def test_the_worst_moment_of_a_block_whose_experts_leave_first() -> None:
@@ -146,7 +146,7 @@ def test_the_worst_moment_of_a_block_whose_experts_leave_first() -> None:
         ends = Ends(0, last, 0)
         given: dict[str, Any] = {
             "at_work": (500.0, 500.0, 500.0, 0.0),
-            "kept": (50.0, 0.0),
+            "gone_bytes": (50.0, 0.0),
             "blocks": 4,
             "hidden_bytes": 10.0,
         }
@@ -180,7 +180,7 @@ def test_the_worst_moment_of_few_blocks() -> None:
             block,
             Ends(0, last, 0),
             at_work=(50.0, 50.0, 50.0, 0.0),
-            kept=(0.0, 0.0),
+            gone_bytes=(0.0, 0.0),
             blocks=blocks,
             hidden_bytes=1,
         )

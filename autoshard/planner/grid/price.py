@@ -22,6 +22,7 @@ from autoshard.planner.grid.unit_costs import PartColumns
 from autoshard.rows import by_count, different, shares
 from autoshard.schedules import (
     SCHEDULES,
+    Moments,
     Schedule,
     Work,
     at_least_s,
@@ -263,7 +264,7 @@ def with_unlike_chunks(
     """Pipeline ranks of many layouts whose chunks differ. rows: the rank as if all were alike. m: microbatches. rank:
     its number, by layout or of all, or (rank, 1) of several. layers: of each chunk, (chunk, layout), of several ranks
     (chunk, rank, layout). blocks: the mean block of each chunk."""
-    of_held: dict[tuple[tuple[tuple[int, ...], ...], ...], Array] = {}  # many numbers of microbatches are held alike
+    of_held: dict[tuple[Moments, Moments], Array] = {}  # many numbers of microbatches are held alike
     for number in different(m):
         sizes = family.schedule, family.pp, number, family.num_virtual_stages
         of_ranks = [*zip(held_together(*sizes), held_at_first(*sizes), strict=True)]
@@ -272,7 +273,7 @@ def with_unlike_chunks(
             of_held[held] = of_held.get(held, False) | ((m == number) & (rank == place))
     apart = [(*(head_apart(held) if rows.has_loss else (held, ())), alike) for (held, _), alike in of_held.items()]
 
-    def most(moments: Sequence[tuple[tuple[tuple[int, ...], ...], Array]]) -> KeptBytes:
+    def most(moments: Sequence[tuple[Moments, Array]]) -> KeptBytes:
         of_counts = [(np.flatnonzero(alike), np.array(_corners(held), float)) for held, alike in moments if held]
 
         def kept_bytes(of: Callable[[PartColumns], Array]) -> Array:
@@ -296,7 +297,7 @@ def with_unlike_chunks(
 
 
 @lru_cache(maxsize=1024)
-def _corners(held: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
+def _corners(held: Moments) -> Moments:
     """The moments at which most may be held, whatever chunks keep: of two chunks none that lies between two others.
     held: microbatches of each chunk, by moment."""
     if len(held[0]) != 2:
