@@ -199,6 +199,18 @@ def test_logits_with_a_bias_have_no_chunks() -> None:
         plan_for(PlanRequest("phi-2", "trn2.48xlarge", backend="torch", top=0, loss_chunks=4))
 
 
+def test_both_backends_say_why_they_have_no_chunks() -> None:
+    """NxD's rules name backend torch as a way out, which refuses chunks of this model too."""
+    with pytest.raises(AutoshardError) as error:
+        plan_for(PlanRequest("phi-2", "trn2.48xlarge", top=0, loss_chunks=4))
+    assert str(error.value) == (
+        "no layout of phi-2 on 1 x trn2.48xlarge is legal: backend=nxd has no layers for model_type=phi of phi-2; use "
+        "backend torch; loss_chunks=4: NxD computes the loss of all logits at once; use loss_chunks=1 or backend torch"
+        "; with backend torch loss_chunks=4: lm_head lies between the product with the vocabulary and the loss; use "
+        "loss_chunks=1"
+    )
+
+
 def test_a_faster_layout_that_compiles_in_chunks_alone_is_the_plan() -> None:
     request = PlanRequest("gemma3-27b", "trn3-gen2", nodes=8, backend="torch", top=0)
     chosen, whole = answer(request), answer(replace(request, loss_chunks=1))
