@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from autoshard.errors import AutoshardError
-from autoshard.files.urls import check_path
+from autoshard.files.urls import check_folder
 
 LOCK = "lock"
 HEARTBEAT_S = 10.0
@@ -35,9 +35,9 @@ def directory_lock(directory: Path, option: str = "checkpoint_dir") -> Iterator[
     On one machine the kernel knows who holds the file and lets go when that process ends, however it ended. Another
     machine's holder is known by its heartbeat, the age of which is measured by the file system's clock alone; a lock
     that seems abandoned is watched before it is taken.
-    Raises AutoshardError when another run holds it, when the folder cannot be written to, and for a URL.
+    Raises AutoshardError when another run holds it, when the folder cannot be written to, and for a URL or a file.
     """
-    check_path(option, directory)
+    check_folder(option, directory)
     path = directory / LOCK
     try:
         directory.mkdir(parents=True, exist_ok=True)

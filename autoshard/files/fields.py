@@ -15,8 +15,9 @@ LARGEST = 10**9
 """No size of a model or a batch comes near it; what is larger is a slip of the keyboard or an attack."""
 LARGEST_SEED = 2**63 - 1
 """The largest seed that every generator of random numbers takes."""
-LEAST, MOST = 1e-100, 1e100
-"""No quantity of a machine may be smaller, but for 0, or larger: products and ratios of a few of them stay finite."""
+LEAST_MEASURE, MOST_MEASURE = 1e-100, 1e100
+"""No quantity of a machine may be smaller, but for 0, or larger: products and ratios of a few of them stay finite.
+Numbers of options are no larger either."""
 SHOWN_CHARACTERS = 60
 
 
@@ -78,13 +79,14 @@ def check_not_negative(of: str, field: str, value: object) -> None:
 
 
 def check_measure(of: str, field: str, value: object, may_be_zero: bool = False) -> None:
-    """Check that a value is a number from LEAST to MOST, or also 0.
+    """Check that a value is a number from LEAST_MEASURE to MOST_MEASURE.
 
-    of, field: whose it is and its name, in the AutoshardError raised.
+    of, field: whose it is and its name, in the AutoshardError raised. may_be_zero: 0 passes too.
     """
     (check_not_negative if may_be_zero else check_positive)(of, field, value)
-    if isinstance(value, (int, float)) and value != 0 and not LEAST <= value <= MOST:
-        raise AutoshardError(f"{field}={show(value)} of {of} must be from {LEAST:g} to {MOST:g}")
+    if isinstance(value, (int, float)) and value != 0 and not LEAST_MEASURE <= value <= MOST_MEASURE:
+        zero = "0 or " if may_be_zero else ""
+        raise AutoshardError(f"{field}={show(value)} of {of} must be {zero}from {LEAST_MEASURE:g} to {MOST_MEASURE:g}")
 
 
 def check_negative(of: str, field: str, value: object) -> None:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from autoshard.files.fields import MOST
+from autoshard.files.fields import MOST_MEASURE
 
 
 class WrongValueError(argparse.ArgumentTypeError, ValueError):
@@ -56,7 +56,7 @@ def whole_or(word: str) -> Callable[[Any], int | str]:
 
 
 def number(value: Any) -> float:
-    """The value as a number above zero, at most MOST. Raises WrongValueError."""
+    """The value as a number above zero, at most MOST_MEASURE. Raises WrongValueError."""
     try:
         found = float(value)
     except (TypeError, ValueError):
@@ -65,8 +65,8 @@ def number(value: Any) -> float:
         found = sys.float_info.max
     if isinstance(value, bool) or not found > 0 or math.isinf(found):
         raise WrongValueError(f"{shortened(str(value))} must be a number above 0")
-    if found > MOST:
-        raise WrongValueError(f"{shortened(str(value))} must be at most {MOST:g}")
+    if found > MOST_MEASURE:
+        raise WrongValueError(f"{shortened(str(value))} must be at most {MOST_MEASURE:g}")
     return found
 
 

@@ -1,4 +1,4 @@
-"""Tells URLs from paths: where a path is meant, a URL would become a folder of its scheme's name."""
+"""Paths of this machine, told from URLs: where a path is meant, a URL would become a folder of its scheme's name."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def is_url(location: str | Path) -> bool:
 
 
 def check_local(name: str, location: str | Path, wanted: str = "file or folder") -> None:
-    """Raises AutoshardError for a URL. name: of the option, in the error. wanted: what it takes."""
+    """Check that a path is no URL. name: of the option, in the AutoshardError raised. wanted: what it takes."""
     if is_url(location):
         raise AutoshardError(f"{name}={location} is a URL: name a {wanted} of this machine")
 
 
-def check_path(name: str, location: str | Path) -> None:
-    """Check that a folder may be there: raises AutoshardError for a URL and for a file. name: of the option, in the
-    error."""
+def check_folder(name: str, location: str | Path) -> None:
+    """Check that a path is a folder or may become one: no URL and no file. name: of the option, in the AutoshardError
+    raised."""
     check_local(name, location, "folder")
     with reached(f"{name}={location}"):
         if Path(location).exists() and not Path(location).is_dir():

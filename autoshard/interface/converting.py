@@ -18,7 +18,7 @@ from autoshard.conversion.forms import QKV_STYLES
 from autoshard.errors import AutoshardError
 from autoshard.files.fields import check_flag, check_integer, show
 from autoshard.files.reached import reached
-from autoshard.files.urls import check_path, is_url
+from autoshard.files.urls import check_folder, is_url
 from autoshard.interface.inputs import check_plan, path_of, path_text
 from autoshard.interface.planned import Plan
 from autoshard.migration.target import INSTANCE, Target
@@ -144,7 +144,7 @@ def migrate(
 
     check_flag("migrate", "weights_only", weights_only)
     folder = path_of("migrate", "out", out)
-    check_path("out", out)
+    check_folder("out", out)
     saved = None if checkpoint is None else path_of("migrate", "checkpoint", checkpoint)
     with reached(f"checkpoint={saved}"):
         if saved is not None and not saved.is_dir():

@@ -15,7 +15,7 @@ from autoshard.errors import AutoshardError
 from autoshard.files.fields import LARGEST_SEED, option_instead, own_number, show
 from autoshard.files.option_values import number
 from autoshard.files.reached import reached
-from autoshard.files.urls import check_local, check_path
+from autoshard.files.urls import check_folder, check_local
 from autoshard.runtime.learning_rate import SCHEDULES
 
 PATHS = ("weights", "data", "tokenizer", "output", "eval_data")
@@ -116,7 +116,7 @@ class RunOptions:
         self._check_checkpoints()
         if not self.wandb:
             self._check_unsaid(("wandb_project",), "wandb, which logs there")
-        check_path("output", self.output)
+        check_folder("output", self.output)
         for name in ("data", "tokenizer", "eval_data", "weights"):
             path = getattr(self, name)
             if path is None:

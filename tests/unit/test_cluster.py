@@ -303,7 +303,7 @@ def test_a_file_of_the_users_own(tmp_path: Path) -> None:
         ),
         (
             {"price_per_node_hour_usd": {"value": 1e308, "source": "x"}},
-            "price_per_node_hour_usd=1e+308 of cluster my-box must be from 1e-100 to 1e+100",
+            "price_per_node_hour_usd=1e+308 of cluster my-box must be 0 or from 1e-100 to 1e+100",
         ),
         ({"colour": "red"}, "my.json has a field that is not known: 'colour'; known: "),
         ({"adapters_per_node": {"value": 0, "source": "x"}}, "adapters_per_node=0 of my.json must be a whole number"),

@@ -304,8 +304,8 @@ EDITS = {
     "such as pp-dp-cp-tp",
     "strategy.axis_order=pp-dp-cp-tp": "--edit strategy.axis_order=pp-dp-cp-tp: the plan has that already",
     "inputs.cluster.lnc=2": "lnc=2 of cluster trn1.32xlarge must be 1, as its layout_rules=trn1 say",
-    "inputs.cluster.inter_node.latency_s=1e300": "latency_s=1e+300 of link network adapter must be from 1e-100 to "
-    "1e+100",
+    "inputs.cluster.inter_node.latency_s=1e300": "latency_s=1e+300 of link network adapter must be 0 or from "
+    "1e-100 to 1e+100",
     "inputs.pins.tp=4": "inputs.pins.tp is 4, but strategy.tp is 8",
     "inputs.pins.vpp=4": f"inputs.pins: pins has a field that is not known: 'vpp'; known: {PINS}",
     "inputs.cluster.intra_node[9].devices=2": "--edit inputs.cluster.intra_node[9].devices: there is no 9; a list of 4",
