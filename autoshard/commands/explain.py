@@ -70,7 +70,7 @@ def run(values: Mapping[str, Any]) -> int:
         for part in ("plan", "why", *PARTS):
             if values[part]:
                 said = values[part] if part == "plan" else f"--{part}"
-                raise AutoshardError(f"--glossary is of no plan and prints nothing else; leave {said} out")
+                raise AutoshardError(f"--glossary explains terms and prints nothing else; leave {said} out")
         sys.stdout.write(glossary_page(page_width(), wants_color()))
         return 0
     if values["plan"] is None:

@@ -157,8 +157,11 @@ def _model(name: str) -> KnownModel:
 def _built_of(model: ModelSpec) -> list[str]:
     """How many blocks mix tokens by what, the experts, and what predicts more tokens."""
     latent = "latent attention" if model.indexer is None else "latent attention with an indexer"
-    names = {FULL_ATTENTION: FULL_ATTENTION if model.latent_attention is None else latent, NONE: "MLP or experts alone"}
-    names[HYBRID] = "full_attention beside mamba"
+    names = {
+        FULL_ATTENTION: FULL_ATTENTION if model.latent_attention is None else latent,
+        NONE: "MLP or experts alone",
+        HYBRID: "full_attention beside mamba",
+    }
     mixers = Counter(model.mixer_of(layer) for layer in range(model.num_hidden_layers))
     words = [", ".join(f"{count} x {names.get(word, word)}" for word, count in mixers.items())]
     if model.is_moe:

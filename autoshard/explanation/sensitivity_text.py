@@ -90,12 +90,12 @@ def price_lines(found: Sensitivity) -> list[str]:
         "The price changes no layout on these nodes, only which instances are the cheapest"
     )
     if found.prices and found.pinned:
-        sentence += f". On others all is searched, also what was given here: {' '.join(found.pinned)}"
+        sentence += f". Other instances are searched without what was given for the plan: {' '.join(found.pinned)}"
     return [sentence, *map(_offer, found.prices)]
 
 
 def degrees_note(found: Sensitivity) -> str:
-    """A line on the pins beside tp that the search of another one does not keep; '' where there are none."""
+    """A line on the plan's pins beside tp, which the search for another tp does not keep; '' where it has none."""
     others = [word for word in found.pinned if not word.startswith("tp=")]
     return f"given for the plan, but searched here: {' '.join(others)}" if others else ""
 

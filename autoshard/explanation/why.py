@@ -27,6 +27,7 @@ from autoshard.spec.cluster import Cluster
 
 MORE_MEMORY = (1.0, 1.05, 1.1, 1.2, 1.3, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0, 16.0, 32.0, 64.0)
 """Multiples of what the smallest matching layout needs, tried in this order: of some only a bound is known."""
+_DEGREES = ("tp", "pp", "dp", "cp")
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Why:
     where that is the simplest of equals; where none fits, the one that is nearest to fitting; None where none is legal,
     or none fits into the most memory that is tried. refusal: one sentence on why none fits or is legal, with the
     nearest miss; '' where one fits. notes: sentences on what the planner holds against `best` beside its time, and on
-    why it has not the degrees of `chosen`, where no rule lets it.
+    the rules that keep what was asked from the degrees of `chosen`.
     """
 
     asked: str
@@ -110,15 +111,16 @@ def _fastest(problem: Problem, found: Searched) -> Candidate:
 
 def _has_degrees(one: Strategy, other: Strategy) -> bool:
     """Whether two layouts have the same degrees of parallelism; experts are spread inside these."""
-    return all(getattr(one, name) == getattr(other, name) for name in ("tp", "pp", "dp", "cp"))
+    return all(getattr(one, name) == getattr(other, name) for name in _DEGREES)
 
 
 def _near(problem: Problem, chosen: Strategy, pins: Pins) -> Obstacles | None:
     """The rules against what is asked where the degrees are the chosen layout's; None where other degrees are asked,
     and where there are no such rules."""
-    near = replace(pins, **{name: getattr(chosen, name) for name in ("tp", "pp", "dp")})
-    if any(getattr(pins, name) not in (None, getattr(chosen, name)) for name in ("tp", "pp", "dp", "cp")):
+    if any(getattr(pins, name) not in (None, getattr(chosen, name)) for name in _DEGREES):
         return None
+    # cp is what these leave of the devices
+    near = replace(pins, tp=chosen.tp, pp=chosen.pp, dp=chosen.dp)
     try:
         check_pins(problem, near)
     except AutoshardError as error:

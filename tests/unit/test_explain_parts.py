@@ -729,7 +729,7 @@ def test_what_was_given_and_is_searched_all_the_same_is_said() -> None:
     assert [degrees_note(replace(told, pinned=pinned)) for pinned in ((), ("tp=8",))] == ["", ""]
     sentence, *others = price_lines(told)
     plain, *same = price_lines(replace(told, pinned=()))
-    assert sentence == f"{plain}. On others all is searched, also what was given here: tp=8 pp=4 mbs=1"
+    assert sentence == f"{plain}. Other instances are searched without what was given for the plan: tp=8 pp=4 mbs=1"
     assert others == same and price_lines(replace(told, prices=())) == [plain]
     page = describe(plan, told)
     assert f"any layout; {note}" in " ".join(render(page, 120, False).split())

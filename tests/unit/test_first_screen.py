@@ -148,5 +148,5 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     for more, named in ((["p.json"], "p.json"), (["--why", "tp=8"], "--why"), (["--schedule"], "--schedule")):
         assert main(["explain", "--glossary", *more]) == 2
         assert capsys.readouterr().err == (
-            f"autoshard: error: --glossary is of no plan and prints nothing else; leave {named} out\n"
+            f"autoshard: error: --glossary explains terms and prints nothing else; leave {named} out\n"
         )
