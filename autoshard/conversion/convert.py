@@ -95,11 +95,11 @@ def open_source(
 ) -> Source:
     """The weights in a folder of any form that can be read.
 
-    model: of files that do not say theirs; where others do, a plan's is not looked at. training: whether NxD's
-    optimizer state is read, too.
+    model: of NxD's files, which may not say theirs; a plan's is ignored where the files say it, a name is refused.
+    training: whether NxD's optimizer state is read, too.
     share: (i, n) compares every n-th file of a checkpoint with its checksum, from the i-th on; other processes do the
     rest.
-    Raises AutoshardError for a folder that has none of the forms, and for a model's name that its files say already.
+    Raises AutoshardError for a folder that has none of the forms, and for a model's name beside files that say theirs.
     """
     with reached(str(folder)):
         if not folder.is_dir():
@@ -120,7 +120,7 @@ def open_source(
 
 
 def _says_its_model(source: Source, model: ModelSpec | str | None) -> Source:
-    """The source. Raises AutoshardError where a name says another time what model it is of."""
+    """The source, whose files say its model. Raises AutoshardError where `model` is a name: it would be ignored."""
     if isinstance(model, str):
         raise AutoshardError(
             f"model={model} is for NxD's files, which do not say their model; {source.form} does: leave it out"

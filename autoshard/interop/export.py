@@ -17,16 +17,8 @@ FORMS = {"nxdt": "YAML", "torchtitan": "Python", "torchtitan-toml": "TOML", "meg
 
 UNWRITTEN = (
     *("latent_attention", "router", "layer_types", "mlp_layer_types", "position_types"),
-    *("linear_attention", "mamba", "conv"),
-    *(
-        "attention_scores",
-        "clamped_gate",
-        "chunked_attention",
-        "multipliers",
-        "branch_multipliers",
-        "logit_scale",
-        "normalizes_all_heads",
-    ),
+    *("linear_attention", "mamba", "conv", "branch_multipliers"),
+    *("attention_scores", "clamped_gate", "chunked_attention", "multipliers", "logit_scale", "normalizes_all_heads"),
     *("averages_shared_expert", "normalizes_turned_heads", "normalizes_values", "learns_activation"),
     *("global_attention", "v_head_dim"),
 )

@@ -23,10 +23,8 @@ from autoshard.schedules import SCHEDULES
 ATTENTION_KERNELS = ("flash", "plain")
 ZERO_STAGES = (0, 1, 2, 3)
 """Ranks that sum a gradient share: nothing; the optimizer state (ZeRO-1); sums of gradients too; weights too."""
-
-
 _MOST_SHOWN = 32
-"""Stages whose blocks an error lists."""
+"""An error lists the blocks of so many stages at most."""
 AXIS_ORDER_FORM = Form(
     list,
     lambda data, where: read_value(tuple[Any, ...], data, where),

@@ -92,7 +92,11 @@ CASES: list[tuple[str, object, str]] = [
         [10] * 7 + [9],
         "strategy: stage_layers=[10, 10, 10, 10, 10, 10, 10, 9] is 79 blocks; llama3-70b has 80",
     ),
-    ("strategy/stage_layers", [10] * 7, "strategy: stage_layers has 7 stages; pp=8 x num_virtual_stages=1 needs 8, such as [8, 9, 9, 9, 9, 9, 9, 8]"),  # noqa: E501
+    (
+        "strategy/stage_layers",
+        [10] * 7,
+        "strategy: stage_layers has 7 stages; pp=8 x num_virtual_stages=1 needs 8, such as [8, 9, 9, 9, 9, 9, 9, 8]",
+    ),
     ("stages/3/first_layer", 31, "stages[3].first_layer is 31, but strategy.stage_layers gives 30"),
     ("stages/3/stop_layer", 41, "stages[3].stop_layer is 41, but strategy.stage_layers gives 40"),
     ("stages/7", REMOVED, "stages has 7 entries, but strategy.stage_layers gives 8"),
