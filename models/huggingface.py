@@ -28,7 +28,7 @@ MAX_CONFIG_BYTES = 1_000_000
 NOT_CAUSAL = (("is_causal", False),)
 """What no family here has: attention that looks ahead."""
 _OTHER_HEAD = re.compile(r"For(?!.*(CausalLM|Generation)$)[A-Z]\w*$")
-"""The end of a class that does something else than to tell the next token, such as LlamaForSequenceClassification."""
+"""The end of a class that predicts something else than the next token, such as LlamaForSequenceClassification."""
 ATTENTION_DROPOUT = {"attention": ("attention_dropout", 0.0)}
 """Dropout -> (key of the config that has its rate, the rate that transformers takes without the key), of a family that
 does not say its own."""
@@ -117,8 +117,8 @@ def _check_head(config: Mapping[str, Any], language_model: str, name: str) -> No
     without_head = f"{language_model.removesuffix('ForCausalLM').removesuffix('LMHeadModel')}Model"
     if all(one == without_head or _OTHER_HEAD.search(one) for one in classes):
         raise AutoshardError(
-            f"architectures={', '.join(map(show, classes))} of {name} is not supported: it has no language model's "
-            f"head; {language_model} is, with the same blocks"
+            f"architectures={', '.join(map(show, classes))} of {name} is not supported; {language_model} is, which has "
+            "a language model's head on the same blocks"
         )
 
 

@@ -587,8 +587,8 @@ def test_a_config_of_another_head_is_refused_in_every_family(model_type: str) ->
         with pytest.raises(AutoshardError) as error:
             from_config({**written, "architectures": [other]}, "m")
         assert str(error.value) == (
-            f"architectures='{other}' of m is not supported: it has no language model's head; {language_model} is, "
-            "with the same blocks"
+            f"architectures='{other}' of m is not supported; {language_model} is, which has a language model's head on "
+            "the same blocks"
         )
     for architectures in ([language_model], [f"{prefix}Model", language_model], ["TheirOwnModel"], [], None):
         from_config({**written, "architectures": architectures}, "m")
@@ -609,6 +609,6 @@ def test_several_classes_of_other_heads_are_all_told() -> None:
     with pytest.raises(AutoshardError) as error:
         read("llama", architectures=["LlamaModel", "LlamaForSequenceClassification"])
     assert str(error.value) == (
-        "architectures='LlamaModel', 'LlamaForSequenceClassification' of m is not supported: it has no language "
-        "model's head; LlamaForCausalLM is, with the same blocks"
+        "architectures='LlamaModel', 'LlamaForSequenceClassification' of m is not supported; LlamaForCausalLM is, "
+        "which has a language model's head on the same blocks"
     )
