@@ -1,4 +1,4 @@
-"""The activation of a gated MLP whose gate and raised values are cut off."""
+"""The activation of a gated MLP that cuts off the outputs of its gate and up projections."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from autoshard.files.fields import check_positive
 
 @dataclass(frozen=True)
 class ClampedGate:
-    """An activation of a gate g and what is raised beside it, u, in place of u silu(g): with an alpha
+    """An activation of g and u, the outputs of the gate and up projections, in place of u silu(g): with an alpha
     (u + 1) g sigmoid(alpha g), where g and u are cut off; without one u silu(g), where u and silu(g) are. The names are
     those of gpt-oss's and Step's configs.
 
@@ -34,10 +34,10 @@ class ClampedGate:
                 check_positive("clamped_gate", field, value)
 
     def expression(self, limit: float) -> str:
-        """The activation as an expression (graph/pointwise.py) of the gate x0 and the raised values x1. limit: one of
-        its two."""
-        raised = f"(maximum (minimum x1 {limit!r}) {-limit!r})"
+        """The activation as an expression (graph/pointwise.py) of x0 and x1, the outputs of the gate and up
+        projections. limit: swiglu_limit or swiglu_limit_shared."""
+        up = f"(maximum (minimum x1 {limit!r}) {-limit!r})"
         if self.swiglu_alpha is None:
-            return f"(mul {raised} (minimum (silu x0) {limit!r}))"
+            return f"(mul {up} (minimum (silu x0) {limit!r}))"
         gate = f"(minimum x0 {limit!r})"
-        return f"(mul (add {raised} 1.0) (mul {gate} (sigmoid (mul {gate} {self.swiglu_alpha!r}))))"
+        return f"(mul (add {up} 1.0) (mul {gate} (sigmoid (mul {gate} {self.swiglu_alpha!r}))))"

@@ -257,8 +257,9 @@ class ModelSpec:
         return self.mlp_layer_types[layer] == SPARSE if self.mlp_layer_types else self.is_moe
 
     def activation_of(self, layer: int, experts: str) -> str | None:
-        """The activation of a block's gated MLPs, an expression (graph/pointwise.py) of gate and raised values; None
-        where it is hidden_act's. experts: routed | shared; the MLP in place of experts is as the shared one."""
+        """The activation of a block's gated MLPs, an expression (graph/pointwise.py) of the outputs of the gate and up
+        projections; None where it is hidden_act's. experts: routed | shared; the MLP in place of experts is as the
+        shared one."""
         gate, word = self.clamped_gate, self.gate_types[layer] if self.gate_types else ROUTED
         if gate is None or word not in (experts, BOTH):
             return None

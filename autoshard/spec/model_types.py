@@ -328,10 +328,7 @@ FULL_ATTENTION, SLIDING_ATTENTION = "full_attention", "sliding_attention"
 LINEAR_ATTENTION, MAMBA, CONV = "linear_attention", "mamba", "conv"
 HYBRID = "hybrid"
 """Word of layer_types of families with has_two_mixers, for blocks with full attention and a state space."""
-RECURRENT: Mapping[str, str] = {
-    **{word: word for word in (LINEAR_ATTENTION, MAMBA, CONV)},
-    HYBRID: MAMBA,
-}
+RECURRENT: Mapping[str, str] = {LINEAR_ATTENTION: LINEAR_ATTENTION, MAMBA: MAMBA, CONV: CONV, HYBRID: MAMBA}
 """Words of layer_types for blocks that mix tokens by a recurrence or a convolution, perhaps beside attention -> the
 field that has its sizes."""
 ATTENTION_TYPES = (FULL_ATTENTION, SLIDING_ATTENTION)

@@ -61,8 +61,8 @@ def mixed_mlp(
         dense = gated_mlp(b, model, h, name, "dense_ffn", model.activation_of(layer, SHARED))
         return residual(b, model, f"{prefix}.mlp_residual", x, (dense, f"{name}.dropout"))
     activation = model.activation_of(layer, ROUTED)
-    routed = mixture(b, model, h, name, "gate_proj", "up_proj", "down_proj", activation=activation)
-    branches = [(routed, f"{name}.dropout")]
+    answers = mixture(b, model, h, name, "gate_proj", "up_proj", "down_proj", activation=activation)
+    branches = [(answers, f"{name}.dropout")]
     if model.shared_expert_intermediate_size:
         shared = shared_expert(b, model, h, f"{name}.{shared_name}", "shared_ffn")
         branches.append((shared, f"{name}.{shared_name}_dropout"))
