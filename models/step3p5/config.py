@@ -32,7 +32,7 @@ from autoshard.spec.router import CORRECTED, Router
 ARCHITECTURES = {"step3p5": "Step3p5ForCausalLM"}
 DEFAULTS = Defaults(norm_eps=1e-5, rope_theta=10_000.0, num_key_value_heads=8, head_dim=128)
 DENSE_BLOCKS, SHARED_WIDTH = 3, 1280
-"""Without the keys."""
+"""First blocks without experts, and width of the shared expert, where a config says neither."""
 WINDOW = 512
 """Written where no block has one, since transformers takes no null."""
 ONLY: Mapping[str, object] = {
@@ -64,9 +64,11 @@ NOT_ITS_OWN = (
     *("rope_theta", "rope_scaling", "norm_topk_prob", "scoring_func", "topk_method", "n_group", "topk_group"),
     *("n_shared_experts", "first_k_dense_replace"),
 )
-"""Keys of families whose keys it has besides."""
+"""Keys of Llama and DeepSeek-V3, whose other keys it has."""
 OTHER = "attention_other_setting"
+"""Key of an object with the heads of blocks with a window."""
 LIMITS = {ROUTED: "swiglu_limits", SHARED: "swiglu_limits_shared"}
+"""Whose gates are cut off -> the key with a limit for each block."""
 
 
 def read(config: Config, model_type: str) -> ModelSpec:
@@ -81,7 +83,7 @@ def read(config: Config, model_type: str) -> ModelSpec:
         check_choice(config.name, "layer_types", word, ATTENTION_TYPES)
     kinds = _mlps(config)
     groups = config.integer(_named(config, "num_key_value_heads"), DEFAULTS.num_key_value_heads, at_most=MOST_REPEATED)
-    counts, ropes = _counts(config, types, groups, head_dim), _ropes(config, types)
+    heads, ropes = _query_heads(config, types, groups, head_dim), _ropes(config, types)
     positions = {"rope_parameters": ropes, "max_position_embeddings": config.value("max_position_embeddings")}
     theta, scaling, local = ropes_of_kinds(Config(positions, config.name), DEFAULTS.rope_theta, DEFAULTS.rope_theta)
     window = window_of_some(config, None, types)
@@ -102,7 +104,7 @@ def read(config: Config, model_type: str) -> ModelSpec:
         layer_types=types if {*types} == {*ATTENTION_TYPES} else (),
         router=Router("sigmoid", CORRECTED, routed_scaling_factor=scale),
         **heads_of_kinds(
-            {word: (counts[word], turned_part(config, ropes, word)) for word in ATTENTION_TYPES if word in types},
+            {word: (heads[word], turned_part(config, ropes, word)) for word in ATTENTION_TYPES if word in types},
             groups,
             head_dim,
         ),
@@ -118,7 +120,7 @@ def _named(config: Config, key: str) -> str:
 
 def _each(config: Config, key: str, default: object) -> list[Any]:
     """An entry for each block, without those of prediction modules that published lists have behind them. default: the
-    entry of all blocks without the key."""
+    entry of all blocks without the key. Raises AutoshardError for a list of another length."""
     layers = config.integer("num_hidden_layers", at_most=MOST_REPEATED)
     behind = config.integer("num_nextn_predict_layers", 0, at_least=0, at_most=MOST_REPEATED)
     value = config.value(key, [default] * layers)
@@ -131,7 +133,7 @@ def _each(config: Config, key: str, default: object) -> list[Any]:
 
 
 def _mlps(config: Config) -> tuple[str, ...]:
-    """The word of MLP_LAYER_TYPES of each block."""
+    """The word of MLP_LAYER_TYPES of each block: of mlp_layer_types, or by the places in moe_layers_enum."""
     layers = config.integer("num_hidden_layers", at_most=MOST_REPEATED)
     if config.gives("mlp_layer_types"):
         types = tuple(_each(config, "mlp_layer_types", SPARSE))
@@ -148,8 +150,10 @@ def _mlps(config: Config) -> tuple[str, ...]:
     return tuple(SPARSE if layer in sparse else DENSE for layer in range(layers))
 
 
-def _counts(config: Config, types: tuple[str, ...], groups: int, head_dim: int) -> dict[str, int]:
-    """The query heads of both kinds of blocks."""
+def _query_heads(config: Config, types: tuple[str, ...], groups: int, head_dim: int) -> dict[str, int]:
+    """The number of query heads of blocks without a window and with one, by word of ATTENTION_TYPES. Raises
+    AutoshardError where blocks with a window have other key-value heads or another head_dim, or several numbers.
+    groups, head_dim: key-value heads, and numbers of a head."""
     full, other = config.integer("num_attention_heads", at_most=MOST_REPEATED), config.inner(OTHER)
     for key, known in (
         ("num_attention_groups", groups),
@@ -200,7 +204,7 @@ def _ropes(config: Config, types: tuple[str, ...]) -> Any:
 
 
 def _one(config: Config, key: str, values: list[Any], types: tuple[str, ...], word: str) -> Any:
-    """The value of all blocks of a kind."""
+    """The value of all blocks of a kind. Raises AutoshardError where they have several. word: of the kind."""
     first, *others = [value for value, kind in zip(values, types, strict=True) if kind == word]
     for other in others:
         if other != first:
@@ -211,7 +215,8 @@ def _one(config: Config, key: str, values: list[Any], types: tuple[str, ...], wo
 
 
 def _gates(config: Config, kinds: tuple[str, ...]) -> dict[str, Any]:
-    """The fields of gates that are cut off; a limit of 0 or null cuts off nothing."""
+    """The fields of gates that are cut off; a limit of 0 or null cuts off nothing. Raises AutoshardError for several
+    limits under one key. kinds: the word of MLP_LAYER_TYPES of each block."""
     limits: dict[str, list[float]] = {}
     for experts_of, key in LIMITS.items():
         values = [value or 0.0 for value in _each(config, key, 0.0)]
