@@ -283,9 +283,11 @@ FOLLOWS = (
 REFERENCE = re.compile(r"\$\{(\.?)([\w.]+)\}")
 """${model.encoder_seq_length}, or with a dot before it one of the same object."""
 VARIABLE = re.compile(r"\$\{(?:oc\.)?env:\s*(\w+)\s*,\s*(.*?)\s*\}")
-"""${oc.env:NAME,default} [OmegaConf]."""
+"""${oc.env:NAME,default} or the older ${env:NAME,default} [OmegaConf]."""
 DECODED = re.compile(r"\$\{oc\.decode:\s*(\$\{.*\})\s*\}")
+"""${oc.decode:${...}}, which reads the text of a variable as YAML [OmegaConf]."""
 MOST_REFERENCES = 10
+"""A chain of more references is taken for a circle."""
 
 
 class Values:
@@ -295,13 +297,17 @@ class Values:
         self._data = data
         self._asked = set(FOLLOWS)
         self.defaults: dict[str, Any] = {}
-        """Variables of the environment that the file gives a default, and that."""
+        """Variable of the environment -> the default that the file gives it, of those that were asked for."""
 
     def left_out(self) -> tuple[str, ...]:
         """Paths of the fields that nobody asked for, in the order of the file."""
         return tuple(path for path in _paths(self._data) if path not in self._asked)
 
     def get(self, path: str, depth: int = 0) -> Any:
+        """The value at a dotted path, references followed; None where there is none. depth: references so far.
+
+        Raises AutoshardError where a part of the path holds no fields, and for references that go round.
+        """
         self._asked.add(path)
         node: Any = self._data
         place = ""
@@ -314,7 +320,8 @@ class Values:
         return self._followed(node, path, depth) if isinstance(node, str) else node
 
     def _followed(self, text: str, path: str, depth: int) -> Any:
-        """The value that a text stands for: what it refers to, or a variable's default. path: where it stands."""
+        """The value that a text stands for: what it refers to, a variable's default, or the text. path: where it
+        stands. depth: as of `get`."""
         if depth > MOST_REFERENCES:
             raise AutoshardError(f"{path} refers to itself")
         if decoded := DECODED.fullmatch(text):

@@ -14,8 +14,8 @@ from autoshard.backends.rules import Problem, warnings
 from autoshard.cost.estimate import Estimate, estimate
 from autoshard.errors import AutoshardError
 from autoshard.files.codec import from_json, to_json
-from autoshard.files.fields import show
 from autoshard.files.json_file import parse_json
+from autoshard.files.option_values import shortened
 from autoshard.graph.redistribute import NoTransition
 from autoshard.layout.mesh import parse_axis_order
 from autoshard.layout.sharding import OperatorChoices
@@ -176,7 +176,7 @@ def _listed(field: str, text: str, now: list[Any]) -> list[Any]:
         listed = words
     whole = listed if isinstance(listed, list) else now if len(now) <= _ENTRIES else None
     wanted = json.dumps(whole) if whole is not None else f"{json.dumps(now[:_ENTRIES])[:-1]}, ...]"
-    raise AutoshardError(f"--edit {field}={show(text)[1:-1]} must be a list in JSON: --edit '{field}={wanted[:_TOLD]}'")
+    raise AutoshardError(f"--edit {field}={shortened(text)} must be a list in JSON: --edit '{field}={wanted[:_TOLD]}'")
 
 
 def _not_given(plan: Mapping[str, Any], name: str) -> str:
