@@ -190,7 +190,8 @@ def search_backends(
             raise kind(f"{refused}; with backend {ANYWHERE.name} {error}") from None
         if isinstance(refused, NothingFits) and isinstance(error, NothingFits):
             raise refused.beside(error) from None
-        if isinstance(refused, NothingLegal) and not isinstance(error, NothingLegal):  # a reason of its own
+        both_by_rules = isinstance(refused, NothingLegal) and isinstance(error, NothingLegal)  # mostly the same ones
+        if not (both_by_rules or isinstance(refused, NoLayoutFits) or str(refused) == str(error)):
             raise AutoshardError(f"{refused}; with backend {ANYWHERE.name} {error}") from None
         raise refused from None
     return other, result, (_why_not(backend, refused),)

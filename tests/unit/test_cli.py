@@ -305,6 +305,15 @@ def test_where_no_backend_has_a_layout_both_say_why() -> None:
     assert rule.endswith(" is legal: schedule=gpipe is not one of NxD's: 1f1b, interleaved")
     asked = "llama3-8b on 1 x trn1.32xlarge with tp=8 pp=2 dp=1 schedule=gpipe"
     assert memory.startswith(f"no layout fits {asked}: the smallest looked at needs ")
+    with pytest.raises(AutoshardError) as other:
+        plan_for(request_from({"model": "llama3-8b", "schedule": "zero_bubble", "pp": 2, "zero": 3}))
+    assert str(other.value) == (
+        "zero=3: NxD shards the optimizer state alone; use zero=1 or backend torch; with backend torch "
+        "schedule=zero_bubble puts off gradients that zero=3 sends at once; use 1f1b or zero=1"
+    )
+    with pytest.raises(AutoshardError) as alike:
+        plan_for(request_from({"model": "llama3-8b", "tp": 3}))
+    assert str(alike.value) == "tp=3 is 3 devices, which must divide the 32 of 1 x trn1.32xlarge"
 
 
 def test_selective_recompute_is_that_of_core_attention() -> None:
