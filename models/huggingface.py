@@ -69,7 +69,7 @@ def from_config(config: object, name: str) -> ModelSpec:
     whole, config = config, text_part(config)
     model_type = config.get("model_type")
     if model_type is None and config.keys() >= {"inputs", "strategy"}:
-        raise AutoshardError(f"{name} is a plan, not the config of a model; autoshard replan plans again from one")
+        raise AutoshardError("this is a plan, not the config of a model; autoshard replan plans again from one")
     if model_type is None:
         raise AutoshardError(f"model_type is missing from the config of {name}; supported: {', '.join(MODEL_TYPES)}")
     if not isinstance(model_type, str) or model_type not in FAMILIES or model_type == TRACED:

@@ -602,7 +602,7 @@ def test_classes_that_see_have_a_language_models_head(name: str) -> None:
 def test_a_plan_is_no_config() -> None:
     with pytest.raises(AutoshardError) as error:
         from_config({"format_version": 2, "inputs": {}, "strategy": {}}, "plan")
-    assert str(error.value) == "plan is a plan, not the config of a model; autoshard replan plans again from one"
+    assert str(error.value) == "this is a plan, not the config of a model; autoshard replan plans again from one"
 
 
 def test_several_classes_of_other_heads_are_all_told() -> None:
