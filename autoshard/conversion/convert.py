@@ -123,7 +123,7 @@ def _says_its_model(source: Source, model: ModelSpec | str | None) -> Source:
     """The source, whose files say its model. Raises AutoshardError where `model` is a name: it would be ignored."""
     if isinstance(model, str):
         raise AutoshardError(
-            f"model={model} is for NxD's files, which do not say their model; {source.form} does: leave it out"
+            f"model={show(model)} is for NxD's files, which do not say their model; {source.form} does: leave it out"
         )
     return source
 

@@ -283,19 +283,15 @@ MODELS["laguna of 6 heads"] = replace(
     global_attention=GlobalAttention(3, 16, num_global_attention_heads=3),
     tie_word_embeddings=True,
 )
-MODELS["step"] = replace(
-    MODELS["laguna"],
-    model_type="step3p5",
-    clamped_gate=ClampedGate(0.02, swiglu_limit_shared=0.01),
-    gate_types=("shared", "routed", "free", "both"),
-)
-MODELS["step of 6 heads"] = replace(
-    MODELS["step"],
-    num_attention_heads=6,
-    num_key_value_heads=3,
-    global_attention=GlobalAttention(3, 16, num_global_attention_heads=3),
-    tie_word_embeddings=True,
-)
+MODELS |= {
+    f"step{heads}": replace(
+        MODELS[f"laguna{heads}"],
+        model_type="step3p5",
+        clamped_gate=ClampedGate(0.02, swiglu_limit_shared=0.01),
+        gate_types=("shared", "routed", "free", "both"),
+    )
+    for heads in ("", " of 6 heads")
+}
 MODELS["cwm"] = replace(
     LLAMA,
     model_type="cwm",

@@ -370,14 +370,14 @@ def test_options_of_nxd_files_go_with_no_other_form(
             "hf",
             (),
             (
-                "model=llama3-8b is for NxD's files, which do not say their model; the Hugging Face checkpoint hf "
+                "model='llama3-8b' is for NxD's files, which do not say their model; the Hugging Face checkpoint hf "
                 "does: leave it out"
             ),
         ),
         (
             "cut",
             (),
-            "model=llama3-8b is for NxD's files, which do not say their model; the checkpoint cut does: leave it out",
+            "model='llama3-8b' is for NxD's files, which do not say their model; the checkpoint cut does: leave it out",
         ),
         ("hf", ("--plan", "plan.json"), "model='llama3-8b' beside a plan, which says the model; leave it out"),
     ],
