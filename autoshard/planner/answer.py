@@ -191,7 +191,8 @@ def search_backends(
         if isinstance(refused, NothingFits) and isinstance(error, NothingFits):
             raise refused.beside(error) from None
         both_by_rules = isinstance(refused, NothingLegal) and isinstance(error, NothingLegal)  # mostly the same ones
-        if not (both_by_rules or isinstance(refused, NoLayoutFits) or str(refused) == str(error)):
+        is_of_searcher = is_other(request)  # which fails with any backend
+        if not (both_by_rules or is_of_searcher or isinstance(refused, NoLayoutFits) or str(refused) == str(error)):
             raise AutoshardError(f"{refused}; with backend {ANYWHERE.name} {error}") from None
         raise refused from None
     return other, result, (_why_not(backend, refused),)
