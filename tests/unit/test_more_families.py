@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
-from autoshard.conversion.convert import Conversion, convert, open_source
 from autoshard.errors import AutoshardError
 from autoshard.interop.export import unwritten
 from autoshard.interop.written_model import property_of
 from autoshard.models.huggingface import from_config, to_config
-from autoshard.models.nearest import published_keys
 from autoshard.models.registry import load_model, published_dropout
-from autoshard.models.stage import dim_sizes, published_sizes, stage_graph
 from autoshard.spec.attention_heads import GlobalAttention
 from autoshard.spec.attention_scores import AttentionScores
 from autoshard.spec.branch_multipliers import BranchMultipliers
-from autoshard.spec.clamped_gate import ClampedGate
 from autoshard.spec.dropout import Dropout
 from autoshard.spec.latent_attention import LatentAttention
 from autoshard.spec.linear_attention import LinearAttention, Mamba, ShortConv
@@ -30,8 +23,7 @@ from autoshard.spec.multipliers import Multipliers
 from autoshard.spec.rope import RopeScaling
 from autoshard.spec.router import Router
 from tests.multiprocess.models import MODELS
-from tests.unit.family_configs import COHERE_EXPERTS, HYBRID_EXPERTS, KIMI, LAGUNA, SIZES, STEP, read
-from tests.unit.weight_folders import bytes_of, huggingface_folder, weights, write_safetensors
+from tests.unit.family_configs import COHERE_EXPERTS, KIMI, LAGUNA, SIZES, STEP, read
 
 
 def test_what_a_minimax_config_leaves_out() -> None:
@@ -126,12 +118,6 @@ def test_what_a_kolibri_config_leaves_out() -> None:
         assert from_config(to_config(one), "m") == one
 
 
-def test_a_bias_of_logits_chooses_among_all_experts() -> None:
-    with pytest.raises(AutoshardError) as error:
-        Router("sigmoid", "corrected_logits", n_group=2)
-    assert str(error.value) == "n_group=2 of router must be 1 with topk_method=corrected_logits"
-
-
 def test_what_a_falcon_h1_config_leaves_out() -> None:
     model = read("falcon_h1")
     assert (model.num_key_value_heads, model.head_dim, model.rope_theta, model.norm_eps) == (8, 128, 1e4, 1e-5)
@@ -142,92 +128,6 @@ def test_what_a_falcon_h1_config_leaves_out() -> None:
     assert wide.mamba == Mamba(128, 64, 256, 4, 256, True, 2)
     for one in (model, wide, load_model("falcon-h1-0.5b"), load_model("falcon-h1-34b")):
         assert from_config(to_config(one), one.name) == one
-
-
-def test_the_constants_of_falcon_h1() -> None:
-    """A query and a key are 1.5 times as large, and the key again 0.5 times."""
-    model, layer = MODELS["falcon h1"], "model.layers.0"
-    graph = stage_graph(model, dim_sizes(model, 1, 16), range(1), first=True, last=True)
-    found = {op.name: op.attributes for op in graph.operators}
-    assert found[f"{layer}.self_attn.core_attention"]["scale"] == pytest.approx(1.5**2 * 0.5 / 8**0.5)
-    scaled = {name.removeprefix(f"{layer}."): one["factor"] for name, one in found.items() if "factor" in one}
-    assert scaled == {
-        "model.embedding_multiplier": 5.5,
-        "self_attn.out_multiplier": 1.5 * 0.75,
-        "mamba.z_scale": 1.25 * 0.5,
-        "mamba.x_scale": 1.25 * 0.25,
-        "mamba.b_scale": 1.25 * 0.375,
-        "mamba.c_scale": 1.25 * 0.75,
-        "mamba.dt_scale": 1.25 * 1.5,
-        "mamba.out_multiplier": 0.5,
-        "model.logit_scale": 0.25,
-    }
-
-
-@pytest.mark.parametrize(
-    ("name", "fields", "text"),
-    [
-        (
-            "falcon h1",
-            {"layer_types": ()},
-            (
-                "layer_types of tiny-llama must say hybrid of each block: model_type=falcon_h1 has attention and a "
-                "state space in all of them"
-            ),
-        ),
-        (
-            "falcon h1",
-            {"layer_types": ("mamba",) * 4},
-            "layer_types='mamba' of tiny-llama must be one of: hybrid",
-        ),
-        (
-            "falcon h1",
-            {"mamba": None},
-            (
-                "mamba of tiny-llama must be the sizes of the blocks that are hybrid in layer_types, and absent "
-                "without such blocks"
-            ),
-        ),
-        (
-            "falcon h1",
-            {"branch_multipliers": None},
-            "model_type=falcon_h1 of tiny-llama needs branch_multipliers; falcon_h1 has them",
-        ),
-        (
-            "falcon h1",
-            {"mlp_bias": True},
-            "mlp_bias=True of tiny-llama is not supported with branch_multipliers; False is",
-        ),
-        (
-            "llama",
-            {"branch_multipliers": MODELS["falcon h1"].branch_multipliers},
-            "model_type=llama of tiny-llama has no branch_multipliers; falcon_h1 has them",
-        ),
-        (
-            "granite hybrid",
-            {"mamba": Mamba(16, 8, 12, 4, 8, True, mamba_rms_norm=False)},
-            "mamba_rms_norm=False of tiny-llama must be True: model_type=granitemoehybrid has a norm behind the gate",
-        ),
-        (
-            "granite hybrid",
-            {"layer_types": ("hybrid",) * 4},
-            (
-                "layer_types='hybrid' of tiny-llama must be one of: full_attention, sliding_attention, "
-                "linear_attention, mamba, conv"
-            ),
-        ),
-    ],
-)
-def test_blocks_of_two_mixers_that_do_not_fit_are_refused(name: str, fields: dict[str, Any], text: str) -> None:
-    with pytest.raises(AutoshardError) as error:
-        replace(MODELS[name], **fields)
-    assert str(error.value) == text
-
-
-@pytest.mark.parametrize("numbers", [(1.0,), [1.0, 1.0]])
-def test_constants_of_another_number_are_refused(numbers: Any) -> None:
-    with pytest.raises(AutoshardError, match="of branch_multipliers must be a list of 2 numbers"):
-        BranchMultipliers(1.0, 1.0, 1.0, 1.0, 1.0, (1.0,) * 5, 1.0, numbers)
 
 
 def test_what_a_phi_config_leaves_out() -> None:
@@ -241,13 +141,6 @@ def test_what_a_phi_config_leaves_out() -> None:
         assert from_config(to_config(one), "m") == one
     rates = published_dropout("phi-2")
     assert (rates.embedding, rates.residual, rates.attention) == (0.0, 0.1, 0.0)
-
-
-def test_the_logits_of_phi_have_a_bias_that_tp_splits_as_the_table() -> None:
-    graph = stage_graph(MODELS["phi"], dim_sizes(MODELS["phi"], 1, 16), range(1), first=True, last=True)
-    (bias,) = (tensor for tensor in graph.parameters() if tensor.name == "lm_head.bias")
-    (table,) = (tensor for tensor in graph.parameters() if tensor.name == "lm_head.weight")
-    assert (bias.dims, table.dims) == (("vocab",), ("vocab", "embed"))
 
 
 def test_what_a_stablelm_config_leaves_out() -> None:
@@ -280,21 +173,6 @@ def test_what_a_config_of_granite_with_windows_leaves_out() -> None:
         assert from_config(to_config(one), "m") == one
 
 
-def test_granite_with_windows_gives_each_block_a_base() -> None:
-    apart = read("granite_swa", layer_rope_theta=[5e5, 0, 1e4, 1e4])
-    assert [apart.rope_of(layer)[0] for layer in (0, 2)] == [5e5, 1e4]
-    assert apart.position_types == ("rope", "nope", "rope", "rope")
-    linear = {"rope_type": "linear", "factor": 2.0}
-    narrow = read("granite_swa", layer_rope_theta=[0, 1e4, 1e4, 1e4], rope_theta=5e5, rope_scaling=linear)
-    assert (narrow.rope_theta, narrow.rope_local_base_freq) == (1e4, None)
-    assert narrow.rope_of(1) == (1e4, RopeScaling("linear", 2.0))
-    none = read("granite_swa", layer_rope_theta=[0] * 4, rope_theta=5e5)
-    assert (none.rope_theta, none.position_types) == (5e5, ("nope",) * 4)
-    assert read("granite_swa", layer_rope_theta=[3e4] * 4) == read("granite_swa", rope_theta=3e4)
-    for one in (apart, narrow, none):
-        assert from_config(to_config(one), "m") == one
-
-
 def test_what_ernie_configs_leave_out() -> None:
     dense = read("ernie4_5")
     assert (dense.num_key_value_heads, dense.head_dim, dense.rope_theta) == (2, 128, 5e5)
@@ -309,29 +187,6 @@ def test_what_ernie_configs_leave_out() -> None:
     assert mixture.mlp_layer_types == ("dense", "sparse", "sparse", "sparse")
     assert (mixture.shared_expert_intermediate_size, mixture.dense_intermediate_size) == (1024, 1536)
     assert from_config(to_config(mixture), "m") == mixture
-
-
-@pytest.mark.parametrize(
-    ("keys", "sparse"),
-    [
-        ({"moe_layer_start_index": 0}, (0, 1, 2, 3, 4, 5)),
-        ({"moe_layer_start_index": 2, "moe_layer_end_index": 4}, (2, 3, 4)),
-        ({"moe_layer_start_index": 2, "moe_layer_interval": 2}, (3, 5)),
-        ({"moe_layer_start_index": 3, "moe_layer_interval": 3, "moe_layer_end_index": 9}, (5,)),
-    ],
-)
-def test_which_blocks_of_ernie_have_experts(keys: dict[str, int], sparse: tuple[int, ...]) -> None:
-    model = read("ernie4_5_moe", moe_intermediate_size=512, num_hidden_layers=6, **keys)
-    assert tuple(filter(model.has_experts, range(6))) == sparse
-    assert from_config(to_config(model), "m") == model
-
-
-def test_blocks_with_experts_that_no_ernie_config_can_say() -> None:
-    types = ("sparse", "dense", "dense", "sparse")
-    model = replace(read("ernie4_5_moe", moe_intermediate_size=512), mlp_layer_types=types)
-    with pytest.raises(AutoshardError) as error:
-        to_config(model)
-    assert str(error.value) == "mlp_layer_types of m has no form in a config of model_type=ernie4_5_moe"
 
 
 def test_what_a_dots_config_leaves_out() -> None:
@@ -440,17 +295,6 @@ def test_what_an_axk1_config_leaves_out() -> None:
         assert from_config(to_config(one), "m") == one
 
 
-def test_the_norm_behind_the_first_mlp_of_axk1s_checkpoint_is_left_out(tmp_path: Path) -> None:
-    """transformers has one behind experts alone, and the published checkpoint behind the first block's MLP too."""
-    model = MODELS["a.x-k1"]
-    folder = huggingface_folder(tmp_path / "hf", model)
-    norm = {"model.layers.0.post_mlp_layernorm.weight": np.ones(model.hidden_size, dtype=np.float32)}
-    write_safetensors(folder / "model.safetensors", {**weights(model, "F32"), **norm}, "F32")
-    source = open_source(folder)
-    assert "model.layers.1.post_mlp_layernorm.weight" in source.regions
-    assert "model.layers.0.post_mlp_layernorm.weight" not in source.regions
-
-
 def test_what_a_hy_v3_config_leaves_out() -> None:
     experts = {"moe_intermediate_size": 512, "num_experts": 8, "num_experts_per_tok": 2}
     model = read("hy_v3", **experts)
@@ -482,14 +326,6 @@ def test_what_a_mistral4_config_leaves_out() -> None:
         assert from_config(to_config(one), "m") == one
 
 
-def test_queries_of_mistral4_grow_behind_the_positions_of_the_pre_training() -> None:
-    model = MODELS["mistral4"]
-    graph = stage_graph(model, published_sizes(model), (0,), False, False)
-    (grown,) = (op for op in graph.operators if op.kind == "position_scale")
-    assert (grown.attributes["floor_scale"], grown.attributes["attn_scale"]) == (3, 0.7)
-    assert grown.module == "attention_up"
-
-
 def test_what_a_youtu_config_leaves_out() -> None:
     model = read("youtu")
     assert model.latent_attention == LatentAttention(1536, 512, 64, 128)
@@ -499,30 +335,6 @@ def test_what_a_youtu_config_leaves_out() -> None:
     assert (apart.tie_word_embeddings, apart.latent_attention) == (False, LatentAttention(None, 512, 64, 128))
     for one in (model, apart):
         assert from_config(to_config(one), "m") == one
-
-
-@pytest.mark.parametrize("model_type", ["seed_oss", "ernie4_5"])
-def test_a_head_dim_of_null_is_shared_out(model_type: str) -> None:
-    """transformers has hidden_size / num_attention_heads where a config says null, and 128 without the key."""
-    absent, null = (read(model_type, num_attention_heads=64, **given).head_dim for given in ({}, {"head_dim": None}))
-    assert (absent, null) == (128, 4096 / 64)
-
-
-@pytest.mark.parametrize("model_type", ["glm", "glm4"])
-def test_a_part_of_null_turns_whole_heads(model_type: str) -> None:
-    parts = (read(model_type, **given).partial_rotary_factor for given in ({}, {"partial_rotary_factor": None}))
-    assert (*parts,) == (0.5, 1.0)
-
-
-def test_nulls_of_granite() -> None:
-    """transformers hands a scale of null to attention, which then takes its usual one, and makes no bias of null."""
-    for model_type in ("granitemoe", "granitemoehybrid"):
-        found = [read(model_type, **given) for given in ({}, {"attention_multiplier": None})]
-        scales = [one.multipliers.attention_multiplier for one in found if one.multipliers]
-        assert scales == [1.0, found[0].head_dim ** -0.5]
-    sizes = {"mamba_n_heads": 64, "mamba_expand": 2}
-    found = [read("granitemoehybrid", **sizes, **given) for given in ({}, {"mamba_conv_bias": None})]
-    assert [one.mamba.mamba_conv_bias for one in found if one.mamba] == [True, False]
 
 
 def test_what_a_cwm_config_leaves_out() -> None:
@@ -558,21 +370,6 @@ def test_what_a_hunyuan_config_leaves_out() -> None:
     )
 
 
-def test_an_alpha_of_hunyuan_is_a_larger_base() -> None:
-    """16 (dims / (dims - 2) is 2 for heads of 4): 1e4 times 16 squared."""
-    said = {"head_dim": 4, "rope_scaling": {"type": "dynamic", "alpha": 16.0, "factor": 1.0, "mscale": 1.0}}
-    assert read("hunyuan_v1_dense", **said).rope_theta == 2_560_000.0
-    assert read("hunyuan_v1_dense", rope_theta=500.0, **said).rope_theta == 128_000.0
-    assert read("hunyuan_v1_dense", **said).rope_scaling is None
-
-
-def test_norms_of_hunyuan_are_behind_positions() -> None:
-    model = MODELS["hunyuan"]
-    graph = stage_graph(model, published_sizes(model), (0,), False, False)
-    kinds = [op.kind for op in graph.operators if "q_" in op.name and op.kind != "einsum"]
-    assert kinds == ["rope", "norm"]
-
-
 def test_what_an_apertus_config_leaves_out() -> None:
     model = read("apertus")
     assert (model.num_key_value_heads, model.head_dim, model.norm_eps, model.rope_theta) == (32, 128, 1e-5, 1.2e7)
@@ -583,20 +380,6 @@ def test_what_an_apertus_config_leaves_out() -> None:
     for one in (model, plain):
         assert from_config(to_config(one), "m") == one
         assert unwritten(one) == "learns_activation"
-
-
-def test_numbers_of_xielu_are_of_a_block_and_two_of_four_are_learned() -> None:
-    model = MODELS["apertus"]
-    graph = stage_graph(model, published_sizes(model), (2,), False, False)
-    (act,) = (op for op in graph.operators if op.kind == "elementwise" and op.name.endswith("act_fn"))
-    numbers = [graph.tensors[name] for name in act.inputs[1:]]
-    assert [(one.name.rpartition(".")[2], one.dims, one.differentiable) for one in numbers] == [
-        ("alpha_p", (), True),
-        ("alpha_n", (), True),
-        ("beta", (), False),
-        ("eps", (), False),
-    ]
-    assert all(one.name.startswith("model.layers.2.mlp.act_fn.") for one in numbers)
 
 
 def test_what_an_afmoe_config_leaves_out() -> None:
@@ -615,17 +398,6 @@ def test_what_an_afmoe_config_leaves_out() -> None:
     assert (nowhere.sliding_window, nowhere.layer_types, nowhere.position_types) == (None, (), ("nope",) * 4)
     for one in (model, other, nowhere):
         assert from_config(to_config(one), "m") == one
-
-
-def test_a_gate_behind_attention_and_norms_on_both_sides_of_afmoe() -> None:
-    model = MODELS["afmoe"]
-    graph = stage_graph(model, published_sizes(model), (1,), False, False)
-    kinds = [(op.name.removeprefix("model.layers.1."), op.kind) for op in graph.operators]
-    names = [name for name, kind in kinds if kind in ("norm", "attention") or name.endswith(("gated", "sum"))]
-    assert names == [
-        *("input_layernorm", "self_attn.q_norm", "self_attn.k_norm", "self_attn.core_attention", "self_attn.gated"),
-        *("post_attention_layernorm", "pre_mlp_layernorm", "mlp.sum", "post_mlp_layernorm"),
-    ]
 
 
 def test_what_a_gemma4_config_leaves_out() -> None:
@@ -656,37 +428,6 @@ def test_what_a_gemma4_config_leaves_out() -> None:
         assert unwritten(one) == "layer_types"
 
 
-def test_transformers_writes_the_heads_of_gemma4_block_by_block() -> None:
-    given = {"hidden_size_per_layer_input": 0, "layer_types": ["sliding_attention"] * 3 + ["full_attention"]}
-    given |= {"attention_k_eq_v": True, "num_key_value_heads": 8}
-    said = read("gemma4_text", **given, per_layer_config={"3": {"head_dim": 64, "num_key_value_heads": 2}})
-    assert said.global_attention == GlobalAttention(2, 64, attention_k_eq_v=True)
-    with pytest.raises(
-        AutoshardError, match="per_layer_config=an object of 1 of m must say the same of each block that is"
-    ):
-        read("gemma4_text", **given, per_layer_config={"2": {"head_dim": 64}})
-    with pytest.raises(
-        AutoshardError, match="per_layer_config of m says an object of 1 of a block; it may say head_dim"
-    ):
-        read("gemma4_text", **given, per_layer_config={"3": {"sliding_window": 64}})
-
-
-def test_keys_of_gemma4_are_values_and_both_have_norms() -> None:
-    model = MODELS["gemma4 moe"]
-    graph = stage_graph(model, published_sizes(model), (3,), False, False)
-    inputs = {op.name.removeprefix("model.layers.3."): op.inputs for op in graph.operators}
-    key = "model.layers.3.global_self_attn.k_proj"
-    assert inputs["global_self_attn.v_norm"] == (key,)
-    assert inputs["global_self_attn.k_norm"] == (key, "model.layers.3.global_self_attn.k_norm.weight")
-    assert graph.tensors[key].dims == ("batch", "seq", "global_kvhead", "global_headdim")
-    stream = inputs["pre_feedforward_layernorm"][0]  # which the router and the experts see, each behind a norm
-    assert inputs["router.norm"][0] == inputs["pre_feedforward_layernorm_2"][0] == stream
-    assert graph.operators[-1].attributes["function"] == "scaled_by"
-    assert not graph.tensors["model.layers.3.layer_scalar"].differentiable
-    (attention,) = (op for op in graph.operators if op.kind == "attention")
-    assert attention.attributes["scale"] == 1
-
-
 def test_what_a_cohere2_config_leaves_out() -> None:
     model = read("cohere2")
     assert (model.num_key_value_heads, model.head_dim, model.norm_eps, model.rope_theta) == (32, 128, 1e-5, 1e4)
@@ -714,39 +455,6 @@ def test_what_a_cohere2_moe_config_leaves_out() -> None:
     # a softmax is of the chosen experts' logits: its weights add up to 1 whatever the config says
     assert read("cohere2_moe", **COHERE_EXPERTS, norm_topk_prob=False).norm_topk_prob
     assert from_config(to_config(model), "m") == model
-
-
-def test_which_blocks_of_cohere2_moe_have_windows_positions_and_experts() -> None:
-    """A prefix without experts counts its windows by itself, and has positions without a window where they are 1."""
-    shared = {"num_shared_experts": 2, "expert_selection_fn": "sigmoid"}
-    model = read("cohere2_moe", **COHERE_EXPERTS, **shared, first_k_dense_replace=2, sliding_window_pattern=2)
-    assert model.layer_types == ("full_attention", "full_attention", "sliding_attention", "full_attention")
-    assert model.position_types == ("rope", "rope", "rope", "nope")
-    assert model.mlp_layer_types == ("dense", "dense", "sparse", "sparse")
-    assert (model.dense_intermediate_size, model.shared_expert_intermediate_size) == (1536, 3072)
-    assert (model.router, model.averages_shared_expert) == (Router("sigmoid", "greedy"), True)
-    apart = read(
-        "cohere2_moe",
-        **COHERE_EXPERTS,
-        first_k_dense_replace=3,
-        prefix_dense_sliding_window_pattern=2,
-        prefix_dense_intermediate_size=4096,
-        rms_norm_eps=1e-6,
-        num_shared_experts=1,
-        shared_expert_combination_strategy="sum",
-        rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 5e4},
-    )
-    assert apart.layer_types == ("sliding_attention", "full_attention", "sliding_attention", "sliding_attention")
-    assert apart.position_types == ("rope", "nope", "rope", "rope")
-    assert (apart.dense_intermediate_size, apart.norm_eps, apart.normalization) == (4096, 1e-6, "rmsnorm")
-    assert (apart.averages_shared_expert, apart.rope_theta, apart.rope_scaling) == (
-        False,
-        5e4,
-        RopeScaling("linear", 2.0),
-    )
-    for one in (model, apart):
-        assert from_config(to_config(one), "m") == one
-        assert property_of(one, "normalization") == one.normalization
 
 
 def test_only_cohere2_moe_leaves_norms_and_the_mean_of_experts_to_the_config() -> None:
@@ -784,13 +492,6 @@ def test_what_a_ministral3_config_leaves_out() -> None:
     )
 
 
-def test_queries_of_ministral3_grow_behind_the_positions_of_the_pre_training() -> None:
-    graph = stage_graph(MODELS["ministral3"], published_sizes(MODELS["ministral3"]), (0,), False, False)
-    (scale,) = (op for op in graph.operators if op.kind == "position_scale")
-    assert dict(scale.attributes) == {"floor_scale": 3, "attn_scale": 0.7, "first": 0}
-    assert graph.tensors[scale.inputs[0]].dims == ("batch", "seq", "kvhead", "group", "headdim")
-
-
 def test_what_a_nemotron_h_config_leaves_out() -> None:
     model = read("nemotron_h", hybrid_override_pattern="M-*-")
     assert (model.layer_types, model.mlp_layer_types) == (
@@ -805,42 +506,6 @@ def test_what_a_nemotron_h_config_leaves_out() -> None:
     narrow = read("nemotron_h", hybrid_override_pattern="-*-*", attention_head_dim=64, num_key_value_heads=None)
     assert (narrow.head_dim, narrow.num_key_value_heads, narrow.mamba) == (64, 32, None)
     assert from_config(to_config(narrow), "m") == narrow
-
-
-def test_experts_of_a_nemotron_h_config() -> None:
-    words = ["mamba", "moe", "attention", "mlp"]
-    model = read("nemotron_h", layers_block_type=words, moe_latent_size=1024, **HYBRID_EXPERTS)
-    assert (model.intermediate_size, model.dense_intermediate_size) == (256, 1536)
-    assert (model.shared_expert_intermediate_size, model.moe_latent_size) == (512, 1024)
-    assert model.router == Router("sigmoid", "noaux_tc")
-    assert [*map(model.has_experts, range(4))] == [False, True, False, False]
-    assert from_config(to_config(model), "m") == model
-    newer = {"layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"], "num_hidden_layers": None}
-    assert read("nemotron_h", **newer, moe_latent_size=1024, **HYBRID_EXPERTS) == model
-
-
-def test_a_block_of_nemotron_h_has_one_branch() -> None:
-    model = MODELS["nemotron h"]
-    with pytest.raises(AutoshardError) as error:
-        replace(model, mlp_layer_types=("none", "sparse", "dense", "dense"))
-    assert str(error.value) == (
-        "layer_types and mlp_layer_types of tiny-llama have full_attention and dense for block 2: "
-        "model_type=nemotron_h of tiny-llama has one branch in each block, so that one of both must be none"
-    )
-    with pytest.raises(AutoshardError, match="have nothing and none for block 0"):
-        replace(model, layer_types=(), mamba=None)
-    with pytest.raises(AutoshardError, match="mlp_layer_types='none' of tiny-llama must be one of: dense, sparse"):
-        replace(MODELS["a dense block"], mlp_layer_types=("none", "sparse", "sparse", "sparse"))
-
-
-def test_only_experts_of_nemotron_h_see_a_narrower_vector() -> None:
-    for one in (MODELS["a dense block"], MODELS["nemotron h, no experts"]):
-        with pytest.raises(AutoshardError) as error:
-            replace(one, moe_latent_size=24)
-        assert str(error.value) == (
-            "moe_latent_size=24 of tiny-llama must be absent: its experts, if any, take the hidden state; nemotron_h "
-            "may have others"
-        )
 
 
 def test_what_an_lfm2_config_leaves_out() -> None:
@@ -981,81 +646,6 @@ def test_what_a_config_of_step_leaves_out() -> None:
         assert from_config(to_config(one), "m") == one
 
 
-def test_published_keys_of_step_say_what_those_of_transformers_say() -> None:
-    full, window = "full_attention", "sliding_attention"
-    scaling = {
-        "rope_type": "llama3",
-        "factor": 2.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 32.0,
-        "original_max_position_embeddings": 4096,
-    }
-    published = read(
-        "step3p5",
-        moe_intermediate_size=64,
-        moe_num_experts=8,
-        moe_top_k=2,
-        num_attention_groups=4,
-        num_nextn_predict_layers=1,
-        moe_layers_enum="1,2,3",
-        attention_other_setting={"attention_type": window, "num_attention_heads": 48, "num_attention_groups": 4},
-        layer_types=[full, window, window, full, window],
-        rope_theta=[5e6, 1e4, 1e4, 5e6, 1e4],
-        partial_rotary_factors=[0.5, 1.0, 1.0, 0.5, 1.0],
-        rope_scaling=scaling,
-        sliding_window=64,
-        swiglu_limits=[7, 7, None, 7, 0],
-        swiglu_limits_shared=[0, 0.0, 16.0, 16, 16],
-    )
-    ropes = {
-        full: {**scaling, "rope_theta": 5e6, "partial_rotary_factor": 0.5},
-        window: {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0},
-    }
-    saved = read(
-        "step3p5",
-        **STEP,
-        num_key_value_heads=4,
-        mlp_layer_types=["dense", "sparse", "sparse", "sparse"],
-        num_sliding_attention_heads=48,
-        per_layer_config={"1": {"num_attention_heads": 48}, "2": {"num_attention_heads": 48}},
-        layer_types=[full, window, window, full],
-        rope_parameters=ropes,
-        sliding_window=64,
-        swiglu_limits=[0.0, 7.0, 0.0, 7.0],
-        swiglu_limits_shared=[0.0, 0.0, 16.0, 16.0],
-    )
-    assert published == saved
-    wide = GlobalAttention(4, 128, num_global_attention_heads=32, global_partial_rotary_factor=0.5)
-    assert (saved.global_attention, saved.num_attention_heads, saved.partial_rotary_factor) == (wide, 48, 1.0)
-    assert (saved.clamped_gate, saved.gate_types) == (
-        ClampedGate(7.0, swiglu_limit_shared=16.0),
-        ("free", "routed", "shared", "both"),
-    )
-    assert from_config(to_config(saved), "m") == saved
-
-
-def test_gates_of_all_blocks_of_step_need_no_words() -> None:
-    limits = {"swiglu_limits": [7.0] * 4, "mlp_layer_types": ["sparse"] * 4}
-    model = read("step3p5", **STEP, **limits)
-    assert (model.clamped_gate, model.gate_types, model.mlp_layer_types) == (ClampedGate(7.0), (), ())
-    assert from_config(to_config(model), "m") == model
-
-
-def test_prediction_modules_of_a_step_checkpoint_are_left_out(tmp_path: Path) -> None:
-    model = MODELS["step"]
-    folder = huggingface_folder(tmp_path / "hf", model)
-    more = {f"model.layers.{layer}.enorm.weight": np.zeros(4, np.float32) for layer in (45, 47)}
-    write_safetensors(folder / "model.safetensors", {**weights(model, "F32"), **more}, "F32")
-    assert not {*more} & {*open_source(folder).regions}
-    write_safetensors(
-        folder / "model.safetensors",
-        {**weights(model, "F32"), "model.layers.4.x": more["model.layers.45.enorm.weight"]},
-        "F32",
-    )
-    with pytest.raises(AutoshardError, match=r"has tensor model.layers.4.x, which the model of "):
-        open_source(folder)
-
-
 def test_what_a_config_of_mimo_leaves_out() -> None:
     experts = {"moe_intermediate_size": 64, "n_routed_experts": 8, "num_experts_per_tok": 2}
     model = read("mimo_v2_flash", **experts, num_hidden_layers=7, num_attention_heads=8)
@@ -1070,18 +660,6 @@ def test_what_a_config_of_mimo_leaves_out() -> None:
     assert (model.router, model.norm_topk_prob) == (Router("sigmoid", "noaux_tc"), True)
     assert model.shared_expert_intermediate_size == 0
     assert from_config(to_config(model), "m") == model
-
-
-def test_the_published_config_of_mimo_is_transformers_own() -> None:
-    """Windows, experts, heads and positions under other keys: a window of 128 others, of a block of pattern 1."""
-    published, model = published_keys()["mimo_v2_flash"], load_model("mimo-v2-flash")
-    assert (model.sliding_window, model.num_key_value_heads, model.norm_eps) == (129, 8, 1e-5)
-    written = to_config(model)
-    for key in ("hybrid_layer_pattern", "moe_layer_freq", "sliding_window_size", "swa_rope_theta", "rope_theta"):
-        assert key in published
-        assert key not in written
-    assert (written["num_key_value_heads"], written["sliding_window"]) == (4, 129)
-    assert from_config(written, "mimo-v2-flash") == model
 
 
 def test_what_a_config_of_olmo_hybrid_leaves_out() -> None:
@@ -1127,20 +705,6 @@ def test_what_a_config_of_kimi_linear_leaves_out() -> None:
     assert from_config(to_config(other), "m") == other
 
 
-@pytest.mark.parametrize(
-    ("keys", "width"),
-    [
-        ({"intermediate_size": 12_288}, 8192),
-        ({"block_ff_dim": 6656}, 4608),
-        ({"intermediate_size": 10_240, "block_ffn_dim_multiplier": 1.5, "block_multiple_of": 1000}, 11_000),
-        ({"intermediate_size": 10_000, "block_ffn_dim_multiplier": None}, 6666),
-        ({"intermediate_size": 10_240, "block_auto_adjust_ff_dim": False}, 10_240),
-    ],
-)
-def test_the_width_of_lfm2_follows_from_its_config(keys: dict[str, Any], width: int) -> None:
-    assert read("lfm2", **keys).intermediate_size == width
-
-
 def test_what_an_olmo_config_leaves_out() -> None:
     model = read("olmo")
     assert (model.hidden_act, model.norm_eps, model.num_key_value_heads) == ("silu", 1e-5, 32)
@@ -1160,15 +724,6 @@ def test_what_a_nanochat_config_leaves_out() -> None:
     assert (other.attention_bias, other.final_logit_softcapping, other.norm_eps) == (True, None, 1e-5)
     for one in (model, other):
         assert from_config(to_config(one), "m") == one
-
-
-@pytest.mark.parametrize("model_type", ["olmo", "nanochat"])
-def test_norms_without_a_weight_have_no_parameters(model_type: str) -> None:
-    graph = stage_graph(MODELS[model_type], dim_sizes(MODELS[model_type], 1, 8), range(4), first=True, last=True)
-    norms = [op for op in graph.operators if op.kind == "norm"]
-    assert {len(op.inputs) for op in norms} == {1}
-    assert len(norms) == (9 if model_type == "olmo" else 18)  # nanochat's of the embeddings, and of queries and keys
-    assert not [tensor.name for tensor in graph.parameters() if "norm" in tensor.name]
 
 
 def test_what_an_arcee_config_leaves_out() -> None:
@@ -1198,49 +753,3 @@ def test_what_an_exaone4_config_leaves_out() -> None:
     assert (every.sliding_window, every.layer_types, every.position_types) == (4096, (), ())
     for one in (model, alone, nowhere, every):
         assert from_config(to_config(one), "m") == one
-
-
-@pytest.mark.parametrize("name", ["qwen3.5", "qwen3.5 moe"])
-def test_the_text_model_of_a_checkpoint_that_sees_images_is_read(name: str, tmp_path: Path) -> None:
-    """As Qwen publishes them: under one more module, with all experts of a block in one tensor, beside others."""
-    plain, seeing = (huggingface_folder(tmp_path / form, MODELS[name]) for form in ("plain", "seeing"))
-    tensors = weights(MODELS[name], "F32")
-    for layer in range(MODELS[name].num_hidden_layers if name == "qwen3.5 moe" else 0):
-        experts = f"model.layers.{layer}.mlp.experts"
-        gates, raises, falls = (
-            np.stack([tensors.pop(f"{experts}.{expert}.{part}_proj.weight") for expert in range(4)])
-            for part in ("gate", "up", "down")
-        )
-        tensors[f"{experts}.gate_up_proj"] = np.concatenate([gates, raises], axis=1)
-        tensors[f"{experts}.down_proj"] = falls
-    renamed = {re.sub(r"^model\.", "model.language_model.", key): value for key, value in tensors.items()}
-    more = {key: np.zeros(4, np.float32) for key in ("model.visual.merger.norm.weight", "mtp.norm.weight")}
-    write_safetensors(seeing / "model.safetensors", {**renamed, **more}, "F32")
-    done = convert(open_source(seeing), tmp_path / "again", Conversion("hf"), lambda count: None, lambda count: None)
-    assert done is not None
-    assert bytes_of(tmp_path / "again") == bytes_of(plain)
-
-
-@pytest.mark.parametrize("name", ["gemma4", "gemma4 moe"])
-def test_the_text_model_of_a_gemma4_that_sees_and_hears_is_read(name: str, tmp_path: Path) -> None:
-    plain, seeing = (huggingface_folder(tmp_path / form, MODELS[name]) for form in ("plain", "seeing"))
-    tensors = weights(MODELS[name], "F32")
-    renamed = {re.sub(r"^model\.", "model.language_model.", key): value for key, value in tensors.items()}
-    others = ("vision_tower.std_bias", "audio_tower.output_proj.weight", "embed_vision.embedding_projection.weight")
-    more = {f"model.{key}": np.zeros(4, np.float32) for key in others}
-    write_safetensors(seeing / "model.safetensors", {**renamed, **more}, "F32")
-    done = convert(open_source(seeing), tmp_path / "again", Conversion("hf"), lambda count: None, lambda count: None)
-    assert done is not None
-    assert bytes_of(tmp_path / "again") == bytes_of(plain)
-
-
-def test_the_text_model_inside_of_another_is_read(tmp_path: Path) -> None:
-    """As Mistral publishes Ministral 3: one more module around the whole model, and others beside it."""
-    model = replace(MODELS["ministral3"], tie_word_embeddings=False)
-    plain, seeing = (huggingface_folder(tmp_path / form, model) for form in ("plain", "seeing"))
-    around = {f"language_model.{key}": value for key, value in weights(model, "F32").items()}
-    more = {key: np.zeros(4, np.float32) for key in ("vision_tower.ln_pre.weight", "multi_modal_projector.norm.weight")}
-    write_safetensors(seeing / "model.safetensors", {**around, **more}, "F32")
-    done = convert(open_source(seeing), tmp_path / "again", Conversion("hf"), lambda count: None, lambda count: None)
-    assert done is not None
-    assert bytes_of(tmp_path / "again") == bytes_of(plain)
