@@ -299,8 +299,11 @@ def _travelling_bytes(
 
 
 def _works(backwards: Sequence[Backward], turns: Turns, hidden_bytes: Number) -> list[Number]:
-    """What the last block of a kind works on, as `in_work_bytes` has it. backwards: on each chunk. turns: of the kind.
-    hidden_bytes: of a microbatch's hidden activations."""
+    """Bytes that the last block of a kind works on, the most of all chunks: with its tile of scores; without one, but
+    with all that the largest segment saves that runs again; the same with what all segments save.
+
+    backwards: of that block on each chunk. turns: of the kind. hidden_bytes: of a microbatch's hidden activations.
+    """
     untiled = turns.working * hidden_bytes
     found: list[list[Number]] = []
     for one in backwards:

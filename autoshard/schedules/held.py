@@ -188,7 +188,8 @@ def head_apart(moments: Moments) -> tuple[Moments, Moments]:
 
 
 class _HeldAtMost(NamedTuple):
-    """What `held_together` and `held_at_first` return."""
+    """Moments of each rank of a pipeline at which it holds most: together, of all; at_first, of those at which a
+    backward of its first chunk begins."""
 
     together: Held
     at_first: Held

@@ -118,9 +118,7 @@ def _experts(config: Config, mlps: tuple[str, ...]) -> dict[str, Any]:
 
 
 def write(model: ModelSpec) -> dict[str, Any]:
-    config = written_as_llama(model)
-    if not model.use_rms_norm:
-        config["layer_norm_eps"] = config.pop("rms_norm_eps")
+    config = written_as_llama(model, "rms_norm_eps" if model.use_rms_norm else "layer_norm_eps")
     config |= {
         "attention_bias": model.attention_bias,
         "logit_scale": model.logit_scale,

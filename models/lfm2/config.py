@@ -78,8 +78,7 @@ def _adjusted(config: Config, width: int) -> int:
 
 
 def write(model: ModelSpec) -> dict[str, Any]:
-    config = written_as_llama(model)
-    config["norm_eps"] = config.pop("rms_norm_eps")
+    config = written_as_llama(model, "norm_eps")
     config["layer_types"] = list(model.layer_types) or [FULL_ATTENTION] * model.num_hidden_layers
     config |= {} if model.conv is None else vars(model.conv)
     if model.router is None:

@@ -56,8 +56,7 @@ def _usual(layer: int) -> str:
 
 
 def write(model: ModelSpec) -> dict[str, Any]:
-    config = written_as_llama(model)
-    config["norm_eps"] = config.pop("rms_norm_eps")
+    config = written_as_llama(model, "norm_eps")
     del config["rope_theta"], config["rope_scaling"]
     return (
         config

@@ -259,9 +259,9 @@ def write(model: ModelSpec) -> dict[str, Any]:
     return keys | more
 
 
-def written_as_llama(model: ModelSpec) -> dict[str, Any]:
-    """The keys that all configs of the Llama form have."""
-    heads = {"num_key_value_heads": model.num_key_value_heads, "rms_norm_eps": model.norm_eps}
+def written_as_llama(model: ModelSpec, eps: str = "rms_norm_eps") -> dict[str, Any]:
+    """The keys that all configs of the Llama form have. eps: as of `read_as_llama`."""
+    heads = {"num_key_value_heads": model.num_key_value_heads, eps: model.norm_eps}
     return sizes(model) | heads | rope_keys(model)
 
 

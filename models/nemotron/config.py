@@ -50,8 +50,7 @@ def read(config: Config, model_type: str) -> ModelSpec:
 
 
 def write(model: ModelSpec) -> dict[str, Any]:
-    config = written_as_llama(model)
-    config[EPS.get(model.model_type, "rms_norm_eps")] = config.pop("rms_norm_eps")
+    config = written_as_llama(model, EPS.get(model.model_type, "rms_norm_eps"))
     if model.model_type == "starcoder2":
         return config | {"use_bias": model.attention_bias, "sliding_window": model.sliding_window}
     if model.model_type == "nemotron":

@@ -35,6 +35,4 @@ def read(config: Config, model_type: str) -> ModelSpec:
 
 
 def write(model: ModelSpec) -> dict[str, Any]:
-    config = written_as_llama(model)
-    config["layer_norm_eps"] = config.pop("rms_norm_eps")
-    return config | {"partial_rotary_factor": model.partial_rotary_factor}
+    return written_as_llama(model, "layer_norm_eps") | {"partial_rotary_factor": model.partial_rotary_factor}

@@ -30,9 +30,7 @@ def read(config: Config, model_type: str) -> ModelSpec:
 
 
 def write(model: ModelSpec) -> dict[str, Any]:
-    config = written_as_llama(model)
-    config["layer_norm_eps"] = config.pop("rms_norm_eps")
-    return config | {
+    return written_as_llama(model, "layer_norm_eps") | {
         "use_qkv_bias": model.attention_bias,
         "use_parallel_residual": model.use_parallel_residual,
         "partial_rotary_factor": model.partial_rotary_factor,
