@@ -108,7 +108,7 @@ class TwoChunkCuts:
     def _solve_pairs(self) -> float:
         """Leave out pairs that no faster step has; find the best sets of the others. Seconds that no step takes less
         than; the limit, where there is none that takes less."""
-        at_least_s, left = self._without(self._two.relaxed())
+        at_least_s, left = self._without(self._two.relaxed(self._pairs))
         if at_least_s >= self._limit_s or sum(map(len, left)) * len(self._sets) ** 2 > MOST_PAIRS:
             return at_least_s
         self._pairs = [pairs.take(places) for pairs, places in zip(self._pairs, left, strict=True)]

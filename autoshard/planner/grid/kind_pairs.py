@@ -7,7 +7,7 @@ than a faster step allows, nor more of their work, and all ranks together must h
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from math import inf
 from typing import NamedTuple
@@ -388,10 +388,11 @@ class ChunkRoom:
         more_s = np.maximum(pairs.ahead_s + both_s - pairs.least_s, 0.0)
         return Costs(pairs.size, pairs.least_s, np.maximum.reduce(ways), around_s, more_s)
 
-    def relaxed(self) -> list[Costs]:
-        """By rank, seconds of steps with each of its pairs, at least, whatever they recompute."""
+    def relaxed(self, every: Iterable[Pairs] | None = None) -> list[Costs]:
+        """By rank, seconds of steps with each of its pairs, at least, whatever they recompute. every: `pairs`, where
+        they are needed again; by default none are kept."""
         found = []
-        for pairs, price in zip(self._of_ranks(), self._prices(), strict=True):
+        for pairs, price in zip(self._of_ranks() if every is None else every, self._prices(), strict=True):
             ones = np.ones_like(price)
             both_s = self._backward_at_least_s(pairs, price, [ones] * self.vpp)
             later_s = self._backward_at_least_s(pairs, price, [*pairs.weights])
