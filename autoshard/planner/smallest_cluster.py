@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
+from heapq import nsmallest
 from itertools import islice
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -39,15 +40,22 @@ AT_ONCE = 24
 """So many layouts are priced at once to find the fastest, or first to find the nearest miss."""
 FEW = 2
 """So many layouts that may hold least are looked at first, to find one that fits."""
+MOST = 42
+"""No more of them are looked at of one cluster: of those behind, next to none fits."""
+PRICED_TRIES = 3
+"""One of some layouts is priced first, then four, then 16: those of which a bound says that they hold least."""
+SOME = 200
+"""The fastest is looked for among so many layouts that mostly hold least. A cluster that has no more of them is
+searched with all its layouts."""
 
 
 NO_TIME = "no time was left to look for a larger cluster that would do"
 
 
 class Attempt(NamedTuple):
-    """One number of nodes. ways: layouts that mostly hold least, as far as one is legal and has room for its state.
-    strategy: one that fits, of these with a full recompute or else of all. frugal: what these need, where none of them
-    does."""
+    """One number of nodes. ways: layouts that mostly hold least, as far as one is legal and has room for its state,
+    those first that seem to hold least. strategy: one that fits, of the first of these with a full recompute or else of
+    more. frugal: what these first ones need, where none of them does."""
 
     nodes: int
     ways: Sequence[MeshDrafts] = ()
@@ -111,14 +119,15 @@ def _listed(numbers: Sequence[int]) -> str:
 
 def larger_clusters(problem: Problem, pins: Pins, in_time: Callable[[], bool] = goes_on) -> list[Attempt]:
     """Attempts with more nodes, up to LARGEST_CLUSTER; where a cluster does, the last one is of it, with the fastest
-    that fits of the layouts that mostly hold least, else with another one.
+    that fits of the layouts that mostly hold least, as far as they are looked at, else with another one.
 
     Twice, four times, ... the nodes, and powers of two, until something fits; then the smallest of 16 numbers in
     between, by halving, as if more nodes always did where fewer do. One with other divisors may not: of those below,
     the one with the most factors of two is looked at, too.
 
-    A search takes long where nothing fits: first, only layouts that mostly hold least are looked at. All layouts are
-    searched for on fewer nodes then, of which the most is tried first: where that does not do, none does.
+    A search takes long where nothing fits: first, only layouts that mostly hold least are looked at. Of fewer nodes,
+    more layouts are looked at then, those of the most nodes first: where that number does not do, none does. So a
+    smaller cluster may do than the one that is found: it is one to plan for, not a bound.
 
     Raises OutOfTime where another one was to be looked at when in_time was False.
     """
@@ -148,7 +157,7 @@ def larger_clusters(problem: Problem, pins: Pins, in_time: Callable[[], bool] = 
             break
         tried.pop()
         found = attempt(below)
-    fastest = _fastest(_with_nodes(problem, found.nodes), pins, found.ways)
+    fastest = _fastest(_with_nodes(problem, found.nodes), pins, found.ways[:SOME])
     return [*tried, found._replace(strategy=fastest or found.strategy)]
 
 
@@ -216,7 +225,7 @@ def _of_all(problem: Problem, pins: Pins, one: Attempt) -> Attempt:
     larger = _with_nodes(problem, one.nodes)
     if one.strategy is not None or _not_filled(larger, pins) is not None:
         return one
-    return one._replace(strategy=_searched(larger, pins, one.ways))
+    return one._replace(strategy=_searched(larger, pins, one))
 
 
 def _frugal_attempt(problem: Problem, pins: Pins, nodes: int) -> Attempt:
@@ -226,7 +235,7 @@ def _frugal_attempt(problem: Problem, pins: Pins, nodes: int) -> Attempt:
         return Attempt(nodes)
     ways = sorted(_frugal(larger, pins), key=partial(_about_bytes, larger))
     frugal: list[Bounded] = []
-    for some in _more_and_more(ways, FEW):  # where any fits, one of the first mostly does
+    for some in _more_and_more(ways[:MOST], FEW):  # where any fits, one of the first mostly does
         bounded = _bounded(larger, pins, some)
         fits = _one_that_fits(larger, pins, bounded)
         if fits is not None:
@@ -235,14 +244,16 @@ def _frugal_attempt(problem: Problem, pins: Pins, nodes: int) -> Attempt:
     return Attempt(nodes, ways, None, frugal)
 
 
-def _searched(problem: Problem, pins: Pins, ways: Sequence[MeshDrafts]) -> Strategy | None:
+def _searched(problem: Problem, pins: Pins, one: Attempt) -> Strategy | None:
     """A layout that fits, with any cut and any recompute sets; None where none does. Other sets may replay less at a
-    time than a full one, and uneven stages hold less than even ones. Of models with several kinds of blocks, where to
-    look at all takes a minute, only `ways` are looked at. Nobody is shown what is found on the way: it is of another
-    cluster."""
+    time than a full one, and uneven stages hold less than even ones. To look at all layouts takes long of large
+    clusters and of models with several kinds of blocks: only those that hold least are looked at there. Nobody is shown
+    what is found on the way: it is of another cluster."""
     (level,) = levels(problem.cluster, FIT_PROBABILITY)[-1:]
+    least = nsmallest(AT_ONCE, one.frugal, key=lambda bounded: bounded.memory_bytes)
+    is_small = len(problem.blocks.kinds) == 1 and len(one.ways) <= SOME
+    legal = None if is_small else [bounded.layouts for bounded in least]
     with shown_to(lambda best: None):
-        legal = ways if len(problem.blocks.kinds) > 1 else None
         return one_that_fits(price_layouts(problem, pins, Tally(), Clock(inf), legal=legal), pins, level.memory_bytes)
 
 
@@ -283,9 +294,9 @@ def _prices(problem: Problem, pins: Pins, several: Sequence[Bounded]) -> list[Pr
 
 
 def _one_that_fits(problem: Problem, pins: Pins, frugal: Sequence[Bounded]) -> Strategy | None:
-    """One of these layouts that fits. Those of which a bound says that they do not are not priced."""
+    """One of these layouts that fits. Only some of those that hold least as far as bounds say are priced."""
     ranked = sorted((one for one in frugal if one.own_s < inf), key=lambda one: one.memory_bytes)
-    for some in _more_and_more(ranked, 1):
+    for some in islice(_more_and_more(ranked, 1), PRICED_TRIES):
         for priced in _prices(problem, pins, some):
             least = int(priced.memory_bytes.argmin())
             if priced.memory_bytes[least] <= problem.cluster.device.memory_bytes:
