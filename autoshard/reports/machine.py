@@ -7,20 +7,19 @@ from typing import Any
 
 from autoshard.cost.collectives import GroupShape, group_shape
 from autoshard.cost.local_shape import mesh_order
-from autoshard.layout.mesh import TENSOR_PARALLEL_AXES, Mesh
+from autoshard.layout.mesh import (
+    EXPERT_PART_AXES,
+    REPLICA_AXES,
+    TENSOR_PARALLEL_AXES,
+    ZERO_AXES,
+    Mesh,
+    tensor_ranks_apart,
+)
 from autoshard.plans.plan import Plan
 from autoshard.spec.cluster import Cluster, Link
 
 MOST_DEVICES = 2_048
 """Devices that are drawn: whole nodes from the first on; the others repeat their pattern."""
-WHAT = {
-    "pp": "activations of neighbouring stages",
-    "dp_replicate": "sums of gradients, a shard of them",
-    "dp": "gradients and updated weights of replicas",
-    "cp": "keys and values of parts of a sequence",
-    "ep": "tokens of experts",
-    **dict.fromkeys(TENSOR_PARALLEL_AXES, "parts of every matrix product"),
-}
 
 
 @dataclass(frozen=True)
@@ -48,9 +47,29 @@ def axes(plan: Plan) -> tuple[AxisLinks, ...]:
         if size > 1:
             shape = group_shape(order, (name,), plan.cluster)
             link, apart = _link(shape, plan.cluster), _apart(plan.mesh, size, stride)
-            found.append(AxisLinks(name, size, apart, shape.nodes, link.name, link.bandwidth_bytes_per_s, WHAT[name]))
+            found.append(
+                AxisLinks(name, size, apart, shape.nodes, link.name, link.bandwidth_bytes_per_s, _what(name, plan))
+            )
         stride *= size
     return tuple(reversed(found))
+
+
+def _what(name: str, plan: Plan) -> str:
+    """The words for what ranks send each other along an axis. Experts are spread over several axes at once: tokens go
+    along each of them."""
+    if name == "pp":
+        return "activations of neighbouring stages"
+    if name in REPLICA_AXES:
+        return "sums of gradients, a shard of them"
+    chosen, is_tensor = plan.strategy, name in TENSOR_PARALLEL_AXES
+    apart = is_tensor and name not in EXPERT_PART_AXES and tensor_ranks_apart(chosen.tp, chosen.etp) > 1
+    sent = {
+        "parts of every matrix product": is_tensor,
+        "keys and values of parts of a sequence": name == "cp",
+        "tokens of experts": name == "ep" or (name == "cp" and chosen.ep > 1) or apart,
+        "gradients and updated weights": name in ZERO_AXES,
+    }
+    return ", ".join(what for what, is_sent in sent.items() if is_sent)
 
 
 def _apart(mesh: Mesh, size: int, stride: int) -> tuple[int, ...]:

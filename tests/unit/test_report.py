@@ -340,6 +340,19 @@ def test_axes_on_the_machine_by_hand() -> None:
     assert drawn(plan)["shown"] == plan.cluster.nodes == 16
 
 
+def test_what_ranks_send_along_an_axis_on_the_machine() -> None:
+    """Of 8 groups of experts, 2 are ranks that share a sequence: tokens go along both axes."""
+    plan = autoshard.plan("qwen3-30b-a3b", "h100-80gb", nodes=8, global_batch=128, tp=1, pp=8, dp=4, cp=2, ep=8)
+    assert {one.name: one.what for one in axes(plan)} == {
+        "pp": "activations of neighbouring stages",
+        "ep": "tokens of experts, gradients and updated weights",
+        "cp": "keys and values of parts of a sequence, tokens of experts, gradients and updated weights",
+    }
+    own = {one.name: one.what for one in axes(autoshard.plan("qwen3-30b-a3b", "h100-80gb", nodes=1, tp=4, etp=2, ep=4))}
+    assert own["tp"] == "parts of every matrix product, tokens of experts"
+    assert own["etp"] == "parts of every matrix product"
+
+
 def test_ranks_apart_on_a_folded_mesh_are_those_of_its_groups() -> None:
     """Two groups of tp 32 share a trn2 node, whose rows of 16 ranks are counted 0, 3, 1, 2: the first has 0 and 3."""
     plan = autoshard.plan("llama3-70b", "trn2.48xlarge", nodes=4, tp=32, dp=2, pp=4, global_batch=128)
