@@ -1,4 +1,5 @@
-"""Plans whose operators the solver chose under random prices: no two alike, and none is Megatron's."""
+"""Plans whose operators the solver chose under random prices, no two alike, or that are chosen here; none is
+Megatron's."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from dataclasses import replace
 from random import Random
 
 from autoshard.graph.partition import Choice
+from autoshard.layout.strategy import Strategy
 from autoshard.layout.template import template_of
 from autoshard.planner.operators.solve import block_problem, priced, solve
 from autoshard.plans.plan import Plan
@@ -33,22 +35,52 @@ LAYOUTS = {
     },
 }
 SEEDS = range(2)
-CASES = {
+Case = tuple[str, Strategy, int, int | dict[str, str]]
+"""(model, strategy, microbatches a step, seed of the solver's prices or what tp does for operators by the ends of their
+names, the others as the rule has them)."""
+CHOSEN: dict[int, dict[str, Case]] = {
+    2: {
+        "gathered heads": ("llama", strategy(tp=2, mbs=2), 2, {"o_proj": "embed"}),
+        "gathered tokens": ("llama", strategy(tp=2, mbs=2), 2, {"core_attention": "seq", "o_proj": "embed"}),
+    },
+    4: {
+        "gathered heads, weights apart": (
+            "llama",
+            strategy(tp=2, pp=2, schedule="zero_bubble"),
+            4,
+            {"o_proj": "embed"},
+        ),
+    },
+}
+CASES: dict[int, dict[str, Case]] = {
     world_size: {
-        f"{name}, seed {seed}": (*layout, seed)
-        for number, (name, layout) in enumerate(layouts.items())
-        for seed in SEEDS
-        if ALL or (number + seed) % 2
+        **{
+            f"{name}, seed {seed}": (*layout, seed)
+            for number, (name, layout) in enumerate(layouts.items())
+            for seed in SEEDS
+            if ALL or (number + seed) % 2
+        },
+        **CHOSEN[world_size],
     }
     for world_size, layouts in LAYOUTS.items()
 }
-"""World size -> name -> (model, strategy, microbatches a step, seed); by default with either seed in turn."""
+"""By world size and name; of the solver's by default with either seed in turn."""
 
 
 def case(world_size: int, name: str) -> Plan:
-    model, chosen, microbatches, seed = CASES[world_size][name]
-    plan = plan_of(MODELS[model], chosen, microbatches)
-    return replace(plan, operators={**plan.operators, **solved(plan, seed)})
+    model, layout, microbatches, how = CASES[world_size][name]
+    plan = plan_of(MODELS[model], layout, microbatches)
+    others = solved(plan, how) if isinstance(how, int) else _as_told(plan, how)
+    return replace(plan, operators={**plan.operators, **others})
+
+
+def _as_told(plan: Plan, values: dict[str, str]) -> dict[str, Choice]:
+    return {
+        name: {**choice, "tp": values[end]}
+        for name, choice in plan.operators.items()
+        for end in values
+        if name.endswith(end)
+    }
 
 
 def solved(plan: Plan, seed: int) -> dict[str, Choice]:

@@ -247,6 +247,12 @@ class Gathering(NamedTuple):
         """Starts the reduce-scatter. in_pieces: whether pieces of ranks lie one after the other."""
         return start_reduce_scatter(x, self.group, 0 if in_pieces else self.dim)
 
+    def whole_shape(self, x: torch.Tensor, in_pieces: bool) -> list[int]:
+        """The shape of what is gathered of pieces like x. in_pieces: as of `gather`."""
+        shape = list(x.shape)
+        shape[0 if in_pieces else self.dim] *= self.group.size
+        return shape
+
     def as_pieces(self, x: torch.Tensor) -> torch.Tensor:
         """A copy of a whole tensor in which the pieces of ranks lie one after the other."""
         return torch.cat(x.chunk(self.group.size, self.dim), 0)

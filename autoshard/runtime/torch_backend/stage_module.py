@@ -170,47 +170,64 @@ def _gather_instruction(context: Context, step: GatherEinsumStep) -> Instruction
         assert projection is not None, one.operator
         projections.append(projection)
     weights, later = tuple(one.inputs[1] for one in step.einsums), context.later
+    contracted = tuple(one.num_contracted for one in projections)
     outputs = tuple(one.operator.output for one in step.einsums)
 
     def run(x: torch.Tensor, *weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
         flat = tuple(p.flat_weight(w) for p, w in zip(projections, weights, strict=True))
         owners = tuple(w for w in weights if isinstance(w, nn.Parameter))
         if later is not None and len(owners) == len(weights):
-            products = later_linear(x, gather, scatter, later, owners, flat)
+            products = later_linear(x, gather, scatter, later, owners, flat, contracted)
         else:
             x, kept = keep(x, *flat)
-            products = _GatherLinear.apply(x, kept, gathering, *flat)
+            products = _GatherLinear.apply(x, kept, gathering, contracted, *flat)
         return tuple(p.unflatten(y, w) for p, y, w in zip(projections, products, weights, strict=True))
 
     return Instruction(f"gather {source}", (source, *weights), outputs, run)
 
 
 class _GatherLinear(torch.autograd.Function):
-    """y_i = gather(x) w_i^T. Keeps the local x and gathers it again in backward (Korthikanti et al. 2022, 4.2.2).
+    """y_i = gather(x) w_i^T, over the last contracted[i] dims of x. Keeps the local x and gathers it again in backward
+    (Korthikanti et al. 2022, 4.2.2).
 
     Backward hides the gathering behind the gradient of x, and the reduce-scatter of that gradient behind the gradients
     of the weights. Of several sequences a rank's pieces do not lie together: gradients of few columns are brought into
-    the order of pieces, in place of both what is gathered and what is scattered.
+    the order of pieces, in place of both what is gathered and what is scattered. Pieces of a contracted dim are in no
+    gradient.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, kept: Kept, gathering: Gathering, *weights: torch.Tensor) -> Any:
-        ctx.kept, ctx.gathering = kept, gathering
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        kept: Kept,
+        gathering: Gathering,
+        contracted: tuple[int, ...],
+        *weights: torch.Tensor,
+    ) -> Any:
+        ctx.kept, ctx.gathering, ctx.contracted = kept, gathering, contracted
         with gathering.gather(x)() as whole:
-            return tuple(nn.functional.linear(whole, weight) for weight in weights)
+            return tuple(
+                nn.functional.linear(whole.flatten(-dims), weight)
+                for dims, weight in zip(contracted, weights, strict=True)
+            )
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
-        (x, *weights), gathering = ctx.kept.tensors, ctx.gathering
-        in_pieces = gathering.has_pieces(x) and sum(grad.shape[-1] for grad in grads) <= 2 * x.shape[-1]
+        (x, *weights), gathering, contracted = ctx.kept.tensors, ctx.gathering, ctx.contracted
+        first = x.dim() - max(contracted)
+        few = sum(grad.shape[-1] for grad in grads) <= 2 * x.shape[first:].numel()
+        in_pieces = few and gathering.dim < first and gathering.has_pieces(x)
         arriving = gathering.gather(x, in_pieces)
         ordered = [gathering.as_pieces(grad) for grad in grads] if in_pieces else grads
         flat = [grad.flatten(0, -2) for grad in ordered]
         partial = flat[0] @ weights[0]
         for grad, weight in zip(flat[1:], weights[1:], strict=True):
-            partial.addmm_(grad, weight)
-        scattering = gathering.scatter(partial.view(*ordered[0].shape[:-1], partial.shape[-1]), in_pieces)
+            partial.view(-1, weight.shape[1]).addmm_(grad, weight)
+        scattering = gathering.scatter(partial.view(gathering.whole_shape(x, in_pieces)), in_pieces)
         del partial  # which is as large as what was gathered
         with arriving() as whole:
-            grad_weights = [grad.t() @ whole.flatten(0, -2) for grad in flat]
-        return (scattering(), None, None, *grad_weights)
+            grad_weights = [
+                grad.t() @ whole.flatten(-dims).flatten(0, -2) for dims, grad in zip(contracted, flat, strict=True)
+            ]
+        return (scattering(), None, None, None, *grad_weights)

@@ -53,13 +53,17 @@ def later_linear(
     later: WeightGradients,
     owners: tuple[nn.Parameter, ...],
     weights: tuple[torch.Tensor, ...],
+    contracted: tuple[int, ...] = (1,),
 ) -> tuple[torch.Tensor, ...]:
     """y_i = whole(x) w_i^T with flat weights w_i of the parameters `owners`, whose gradients are left for later.
 
     gather, scatter: where x is a piece that every product needs whole; the whole is not kept, `W` gathers it again.
+    contracted: how many of the last dims of x each product sums over.
     """
     x, kept = keep(x, *weights)
-    products: tuple[torch.Tensor, ...] = _LaterLinear.apply(x, kept, gather, scatter, later, owners, *weights)
+    products: tuple[torch.Tensor, ...] = _LaterLinear.apply(
+        x, kept, gather, scatter, later, owners, contracted, *weights
+    )
     return products
 
 
@@ -73,28 +77,32 @@ class _LaterLinear(torch.autograd.Function):
         scatter: Move | None,
         later: WeightGradients,
         owners: tuple[nn.Parameter, ...],
+        contracted: tuple[int, ...],
         *weights: torch.Tensor,
     ) -> Any:
         ctx.kept, ctx.gather, ctx.scatter, ctx.later, ctx.owners = kept, gather, scatter, later, owners
         whole = x if gather is None else gather(x)
-        return tuple(nn.functional.linear(whole, weight) for weight in weights)
+        ctx.contracted, ctx.whole_shape = contracted, whole.shape
+        return tuple(
+            nn.functional.linear(whole.flatten(-dims), weight) for dims, weight in zip(contracted, weights, strict=True)
+        )
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         x, *weights = ctx.kept.tensors
-        gather, later, owners = ctx.gather, ctx.later, ctx.owners
+        gather, later, owners, contracted = ctx.gather, ctx.later, ctx.owners, ctx.contracted
         flat = [grad.flatten(0, -2) for grad in grads]
 
         def weight_gradients() -> None:
-            whole = (x if gather is None else gather(x)).flatten(0, -2)
-            for owner, grad in zip(owners, flat, strict=True):
-                later.add(owner, grad.t() @ whole)
+            whole = x if gather is None else gather(x)
+            for owner, dims, grad in zip(owners, contracted, flat, strict=True):
+                later.add(owner, grad.t() @ whole.flatten(-dims).flatten(0, -2))
 
         later.leave(weight_gradients)
         grad_x = flat[0] @ weights[0]
         for grad, weight in zip(flat[1:], weights[1:], strict=True):
-            grad_x.addmm_(grad, weight)
-        grad_x = grad_x.view(*grads[0].shape[:-1], grad_x.shape[-1])
+            grad_x.view(-1, weight.shape[1]).addmm_(grad, weight)
+        grad_x = grad_x.view(ctx.whole_shape)
         if ctx.scatter is not None:
             grad_x = ctx.scatter(grad_x)
-        return (grad_x, None, None, None, None, None, *(None for _ in weights))
+        return (grad_x, None, None, None, None, None, None, *(None for _ in weights))
