@@ -63,12 +63,16 @@ def _time_outs(rank: int, count: int) -> dict[str, float]:
 
 
 def _starts(rank: int, count: int) -> Iterator[tuple[str, Start]]:
-    """Small integers, whose sums are exact; the last shape, by default of one dtype, does not fit at once."""
+    """Small integers, whose sums are exact; the last shape, by default of one dtype, does not fit at once. One tensor
+    has its numbers in another order in memory, which torch keeps where it can."""
     large = (count, PLACE_BYTES // 64, 5 * count)
     for shape in ((2, 3, 4 * count), (1, 24, count), large):
         for dtype in DTYPES if ALL or shape != large else DTYPES[:1]:
             numbers = torch.arange(torch.Size(shape).numel()).view(shape)
             yield from _of((numbers * (rank + 3) % 7).to(dtype), count)
+    pieces = torch.arange(2 * count * count * count * 8).view(2, count, count * count, 8) * (rank + 3) % 7
+    last = pieces.to(memory_format=torch.channels_last)
+    yield "all-to-all, last dim not innermost", lambda group: lambda: collectives.all_to_all(last, group, 1, 2)
 
 
 def _of(x: torch.Tensor, count: int) -> Iterator[tuple[str, Start]]:

@@ -119,7 +119,7 @@ def all_to_all(x: torch.Tensor, group: Group, gather_dim: int, split_dim: int) -
     if prod(x.shape[:split_dim]) == 1:
         pieces = x.contiguous().view(size, *shape)  # they lie one after the other as it is
     else:
-        pieces = torch.stack(x.chunk(size, split_dim))
+        pieces = torch.stack(x.chunk(size, split_dim)).contiguous()  # stack keeps an order of strides
     received = _exchanged(pieces, group)
     del pieces
     if prod(shape[:gather_dim]) == 1:
