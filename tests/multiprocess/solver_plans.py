@@ -50,6 +50,7 @@ CHOSEN: dict[int, dict[str, Case]] = {
             4,
             {"o_proj": "embed"},
         ),
+        "queries over tp and cp": ("llama", strategy(tp=2, cp=2), 2, {"core_attention": "seq"}),
     },
 }
 CASES: dict[int, dict[str, Case]] = {

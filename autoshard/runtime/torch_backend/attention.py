@@ -78,7 +78,8 @@ def _core(context: Context, step: OperatorStep) -> Kernel:
     softcap: Any = op.attributes.get("softcap")
     chunk: Any = op.attributes.get("chunk")
     position, count = context.piece(step, "seq")
-    kind, group = op.attributes.get("context_parallel"), context.group(step, "seq")
+    kind = op.attributes.get("context_parallel")
+    group = None if kind is None else context.group(step, "seq")  # else nothing is sent here, and none may be there
     plain = op.attributes["kernel"] == "plain"
     reach = seq if window is None else window
     mine = context.positions(step)
