@@ -42,6 +42,7 @@ CHOSEN: dict[int, dict[str, Case]] = {
     2: {
         "gathered heads": ("llama", strategy(tp=2, mbs=2), 2, {"o_proj": "embed"}),
         "gathered tokens": ("llama", strategy(tp=2, mbs=2), 2, {"core_attention": "seq", "o_proj": "embed"}),
+        "a loss on every rank": ("llama", strategy(tp=2), 2, {"loss": "R"}),
     },
     4: {
         "gathered heads, weights apart": (

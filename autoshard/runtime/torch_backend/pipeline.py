@@ -8,6 +8,7 @@ import torch
 
 from autoshard.errors import AutoshardError
 from autoshard.graph.partition import Program
+from autoshard.graph.states import REPLICATED
 from autoshard.plans.plan import Plan, Stage
 from autoshard.runtime.torch_backend.given import Given
 from autoshard.runtime.torch_backend.stage_module import StageModule
@@ -51,6 +52,9 @@ class Pipeline:
         self.turns = with_receives(orders, len(plan.stages), plan.num_microbatches)
         if self._modules[0].later is None and any(action.kind == "W" for action in orders[self._rank]):
             raise AutoshardError(f"schedule={strategy.schedule} has actions I and W: it must say weights_apart=True")
+        last = programs[len(programs) - 1]
+        copies = (a for a, entry in zip(last.axes, last.states[last.outputs[0]], strict=True) if entry == REPLICATED)
+        self._copies = plan.mesh.size(copies)  # ranks whose gradients of the same loss are added up
         self._inputs: StepInputs = {}
         self._loss_weight = 0.0
         self._losses: list[torch.Tensor] = []
@@ -64,7 +68,8 @@ class Pipeline:
 
         weight: gradients are those of the microbatches' mean loss times this.
         """
-        self._inputs, self._losses, self._loss_weight = inputs, [], weight / self._num_microbatches
+        self._inputs, self._losses = inputs, []
+        self._loss_weight = weight / self._num_microbatches / self._copies
         for turn in self.turns[self._rank]:
             if isinstance(turn, Receive):
                 self._arriving[turn.action] = self._receive(turn)
