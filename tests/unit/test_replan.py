@@ -346,6 +346,20 @@ def test_operators_of_the_solver_stay_where_the_layout_still_has_them() -> None:
     assert found.notes[1] == "operators by Megatron's rule: those of the plan before do not go with the changes"
 
 
+def with_head_over_tokens(layout: Strategy) -> Plan:
+    before = plan(layout)
+    others = {name: {**before.operators[name], "tp": "seq"} for name in ("lm_head", "loss")}
+    return priced(replace(before, operators={**before.operators, **others}))
+
+
+def test_a_head_that_the_solver_sharded_stays_where_it_becomes_the_embedding_of_the_same_stage() -> None:
+    """The gradient of the table is then summed over dp x cp in each microbatch."""
+    before = with_head_over_tokens(strategy(tp=2, dp=2, cp=2))
+    found = edited(before, ["inputs.model.tie_word_embeddings=true"]).plan
+    assert found.operators == before.operators
+    assert found == priced(found)
+
+
 def test_the_command_says_what_an_edit_changes(
     small: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
