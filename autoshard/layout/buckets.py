@@ -15,6 +15,7 @@ from autoshard.graph.count import operator_steps, parameter_elements
 from autoshard.graph.operators import KINDS
 from autoshard.graph.partition import Program
 from autoshard.graph.recompute import block_of
+from autoshard.graph.states import State
 from autoshard.layout.mesh import REPLICA_AXES, ZERO_AXES, Mesh
 
 
@@ -62,6 +63,15 @@ def tied_parameters(first: Program, last: Program) -> frozenset[str]:
     """Names of the parameters that the first and the last of several stages share; empty if there is one stage."""
     names = [{tensor.name for tensor in program.graph.parameters()} for program in (first, last)]
     return frozenset(names[0] & names[1]) if first is not last else frozenset()
+
+
+def held_apart(first: Program, last: Program) -> str | None:
+    """The first parameter that two stages share and do not hold, or sum the gradient of, in one way; None without."""
+
+    def way(program: Program, name: str) -> tuple[State, tuple[str, ...]]:
+        return program.states[name], program.gradient_sync.get(name, ())
+
+    return next((name for name in sorted(tied_parameters(first, last)) if way(first, name) != way(last, name)), None)
 
 
 def bucket_elements(programs: Iterable[Program], mesh: Mesh, tied: frozenset[str], zero: int) -> dict[BucketKey, int]:

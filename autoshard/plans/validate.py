@@ -18,6 +18,7 @@ from autoshard.files.strict import Reader
 from autoshard.files.text_file import printable
 from autoshard.graph.partition import Choice
 from autoshard.graph.redistribute import NoTransition
+from autoshard.layout.buckets import held_apart
 from autoshard.layout.sharding import legal_values
 from autoshard.layout.strategy import Strategy, read_strategy
 from autoshard.plans.plan import Plan, SearchSummary, made_by, operator_choices, operator_templates
@@ -116,12 +117,26 @@ def plan_from_dict(data: object) -> Plan:
         expected = plan_to_dict(plan)
     except NoTransition as error:
         raise AutoshardError(f"strategy or operators do not divide the model: {error}") from None
+    _check_shared(plan)
     for name in sections:
         if name not in ("format_version", DIGEST):
             _compare(values[name], expected[name], name, SOURCES.get(name, "the rest of the plan gives"))
     if DIGEST in sections and values[DIGEST] != digest(values):
         _refuse_changed(plan, expected)
     return plan
+
+
+def _check_shared(plan: Plan) -> None:
+    """Raises AutoshardError where two stages that share a parameter would hold different pieces of it."""
+    if not plan.model.shares_embedding:
+        return
+    first, last = plan.stage_programs[0], plan.stage_programs[-1]
+    if (name := held_apart(first, last)) is not None:
+        theirs = (" ".join(map("=".join, zip(one.axes, one.states[name], strict=True))) for one in (first, last))
+        raise AutoshardError(
+            f"operators: the first and the last stage share {name}, which they would hold as {' and '.join(theirs)}, "
+            "or sum its gradient over other axes; its operators must choose alike, as by Megatron's rule"
+        )
 
 
 def _sections(data: Mapping[str, Any]) -> tuple[str, ...]:

@@ -360,6 +360,13 @@ def test_a_head_that_the_solver_sharded_stays_where_it_becomes_the_embedding_of_
     assert found == priced(found)
 
 
+def test_a_head_that_the_solver_sharded_does_not_stay_where_it_becomes_the_embedding_of_another_stage() -> None:
+    """The first stage would hold another piece of the table than the last one."""
+    found = edited(with_head_over_tokens(strategy(tp=2, pp=2)), ["inputs.model.tie_word_embeddings=true"]).plan
+    assert found.operators == operator_choices(found.model, found.training, found.cluster, found.strategy)
+    assert found.notes[1] == "operators by Megatron's rule: those of the plan before do not go with the changes"
+
+
 def test_the_command_says_what_an_edit_changes(
     small: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -165,6 +165,17 @@ def test_one_line_names_what_is_wrong(path: str, value: object, message: str) ->
     assert str(caught.value) == message
 
 
+def test_stages_that_share_a_table_hold_the_same_pieces_of_it() -> None:
+    plan = plan_of(replace(LLAMA, tie_word_embeddings=True), small_strategy(tp=2, pp=2), 2)
+    others = {**plan.operators, "lm_head": {**plan.operators["lm_head"], "tp": "embed"}}
+    with pytest.raises(AutoshardError) as caught:
+        plan_from_dict(plan_to_dict(priced(replace(plan, operators=others))))
+    assert str(caught.value) == (
+        "operators: the first and the last stage share model.embed_tokens.weight, which they would hold as tp=vocab "
+        "and tp=embed, or sum its gradient over other axes; its operators must choose alike, as by Megatron's rule"
+    )
+
+
 def test_not_an_object() -> None:
     with pytest.raises(AutoshardError, match=r"^a plan must be an object with named fields, not a list of 0$"):
         plan_from_dict([])
