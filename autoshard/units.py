@@ -10,7 +10,7 @@ BILLION, HOUR_S, DAY_S = 1e9, 3_600.0, 86_400.0
 def format_bytes(count: float) -> str:
     """Decimal, three digits: 15_900_000_000 -> '15.9 GB'."""
     for unit, size in (("TB", TB), ("GB", GB), ("MB", MB), ("KB", KB)):
-        if abs(count) >= size:
+        if _reaches(count, size):
             return f"{_three_digits(count / size)} {unit}"
     return f"{count:.0f} B"
 
@@ -19,9 +19,9 @@ def format_seconds(seconds: float) -> str:
     """Three digits: 134.9 -> '135 s', 0.0021 -> '2.10 ms'; what rounds to nothing is '0 s'."""
     if abs(seconds) < 0.005 * US:
         return "0 s"
-    if abs(seconds) >= 1:
+    if _reaches(seconds, 1):
         return f"{_three_digits(seconds)} s"
-    if abs(seconds) >= MS:
+    if _reaches(seconds, MS):
         return f"{_three_digits(seconds / MS)} ms"
     return f"{_three_digits(seconds / US)} us"
 
@@ -29,7 +29,7 @@ def format_seconds(seconds: float) -> str:
 def format_count(count: float) -> str:
     """Three digits: 70_553_706_496 -> '70.6 B', as parameters and tokens are counted."""
     for unit, size in (("T", TB), ("B", GB), ("M", MB), ("K", KB)):
-        if abs(count) >= size:
+        if _reaches(count, size):
             return f"{_three_digits(count / size)} {unit}"
     return f"{count:g}"
 
@@ -49,6 +49,11 @@ def percent(probability: float) -> str:
     if probability < 0.001:
         return "less than 0.1 %"
     return "more than 99.9 %" if probability > 0.999 else f"{probability * 100:.1f} %"
+
+
+def _reaches(value: float, unit: float) -> bool:
+    """Whether a value is told in this unit. A little less is too, where three digits of the unit below are 1,000."""
+    return abs(value) >= 0.9995 * unit
 
 
 def _three_digits(value: float) -> str:

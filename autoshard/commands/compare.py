@@ -25,7 +25,7 @@ Print two plans side by side: what differs, then every term of time and memory w
 
 def add_arguments(parser: Parser) -> None:
     parser.add_argument("one", type=path, metavar="PLAN", help="plan.json")
-    parser.add_argument("other", type=path, metavar="PLAN", help="another plan.json")
+    parser.add_argument("other", type=path, nargs="?", metavar="PLAN", help="another plan.json")
     parser.add_argument("--html", action="store_true", help="write a page with the pictures of both; no text is shown")
     parser.add_argument(
         "-o",
@@ -38,6 +38,8 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(values: Mapping[str, Any]) -> int:
+    if values["other"] is None:
+        raise AutoshardError(f"compare takes two plans, not one: autoshard compare {values['one']} other.json")
     if values["out"] is not None and not values["html"]:
         raise AutoshardError(f"-o {values['out']} is where a page goes; add --html")
     if values["html"] and values["format"] != "text":

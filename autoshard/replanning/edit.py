@@ -33,6 +33,7 @@ from autoshard.plans.validate import (
     plan_from_dict,
     read_plan_object,
 )
+from autoshard.spec.training import load_precision
 
 GIVEN = ("inputs", "backend", "strategy")
 """Sections of a plan that a person may change; all others follow from these."""
@@ -160,6 +161,11 @@ def _set(plan: dict[str, Any], edit: str) -> None:
         value = text  # such as a release, 2.20
     if isinstance(node, dict) and isinstance(node.get(key), list) and isinstance(value, str):
         value = _listed(field, value, node[key])
+    if field == "inputs.training.precision" and isinstance(value, str):
+        value = to_json(load_precision(value))
+    now = node[key] if isinstance(node, list) else node.get(key)
+    if isinstance(now, dict) and not isinstance(value, (dict, type(None))):
+        raise AutoshardError(f"--edit {field}={shortened(text)} is not one value; name a field of it: {_fields(now)}")
     node[key] = value
 
 
@@ -194,9 +200,13 @@ def _key(node: object, part: str, field: str, new: bool = False) -> Any:
         return part
     if isinstance(node, list) and part.isdecimal() and len(part) < 10 and int(part) < len(node):
         return int(part)
-    known = ", ".join(list(node)[:20]) if isinstance(node, dict) else ""
+    known = _fields(node) if isinstance(node, dict) else ""
     has = f"there is: {known}" if known else f"a list of {len(node)}" if isinstance(node, list) else "a value"
     raise AutoshardError(f"--edit {field}: there is no {part}; {has}")
+
+
+def _fields(node: Mapping[str, Any]) -> str:
+    return ", ".join(list(node)[:20])
 
 
 def _value(text: str) -> object:

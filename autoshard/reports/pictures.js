@@ -4,9 +4,14 @@
    is told in the line below, which screen readers read. */
 (() => {
   const COLORS = 10;
-  const seconds = (s) => s === 0 ? "0 s" : Math.abs(s) >= 1 ? `${three(s)} s` : Math.abs(s) >= 1e-3 ? `${three(s * 1e3)} ms` : `${three(s * 1e6)} us`;
-  const bytes = (b) => b >= 1e12 ? `${three(b / 1e12)} TB` : b >= 1e9 ? `${three(b / 1e9)} GB` : `${three(b / 1e6)} MB`;
-  const three = (x) => Math.abs(x) >= 99.95 ? Math.round(x).toLocaleString("en") : x.toPrecision(3);
+  // numbers as autoshard/units.py has them on the rest of a page
+  const three = (x) => Math.abs(x) >= 99.95 ? Math.round(x).toLocaleString("en") : x.toFixed(Math.abs(x) >= 9.995 ? 1 : 2);
+  const with_unit = (value, units) => {
+    const [unit, size] = units.find(([, size]) => Math.abs(value) >= 0.9995 * size) || units.at(-1);
+    return `${three(value / size)} ${unit}`;
+  };
+  const seconds = (s) => Math.abs(s) < 5e-9 ? "0 s" : with_unit(s, [["s", 1], ["ms", 1e-3], ["us", 1e-6]]);
+  const bytes = (b) => Math.abs(b) < 999.5 ? `${Math.round(b)} B` : with_unit(b, [["TB", 1e12], ["GB", 1e9], ["MB", 1e6], ["KB", 1e3]]);
   const clamp = (x, low, high) => Math.min(Math.max(x, low), high);
 
   function palette(element) {
@@ -451,7 +456,7 @@
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
     for (const canvas of document.querySelectorAll("canvas")) canvas.dispatchEvent(new Event("palette"));
   });
-  window.autoshard = { draw };
+  window.autoshard = { draw, seconds, bytes };
   const data = document.getElementById("data");
   if (data) draw(document, JSON.parse(data.textContent));
 })();

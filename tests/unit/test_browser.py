@@ -20,6 +20,7 @@ from autoshard.reports.comparison import comparison_report
 from autoshard.reports.pipeline import predicted_rows
 from docs import draw
 from tests.unit.browsers import CHROMIUM
+from tests.unit.test_units import BYTES, SECONDS
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
 WIDTHS = (360, 1024, 1920)
@@ -299,6 +300,13 @@ def test_actions_too_narrow_to_stand_side_by_side_are_as_high_as_their_shares(br
         for color, share in zip((forward, backward), shares, strict=True):
             drawn_share = sum(column.get(color, 0.0) for column in columns) / len(columns)
             assert drawn_share == pytest.approx(share, abs=0.07), (rank, color)
+
+
+def test_pictures_have_numbers_as_the_text_has_them(browser: Any, report: str) -> None:
+    page = opened(browser, report)
+    for function, numbers in (("seconds", SECONDS), ("bytes", BYTES)):
+        for value, text in numbers.items():
+            assert page.evaluate(f"autoshard.{function}({value})") == text
 
 
 def test_candidates_are_filtered(browser: Any, report: str) -> None:

@@ -82,7 +82,7 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         ("plan --model llama3-8b --out missing/plan.json", "plan missing/plan.json cannot be written: No such file or directory"),  # noqa: E501
         ("validate", "PLAN is missing; see --help"),
         ("convert", "SOURCE and TARGET are missing; see --help"),
-        ("compare plan.json", "PLAN is missing; see --help"),
+        ("compare plan.json", "compare takes two plans, not one: autoshard compare plan.json other.json"),
         ("replan plan.json", "plan plan.json does not exist"),
         ("sweep /dev/zero", "sweep /dev/zero is not a regular file"),
         *(

@@ -276,6 +276,11 @@ def test_an_edit_there_and_back_is_the_same_layout(small: Plan) -> None:
     assert replace(back, notes=()) == replace(small, notes=())
 
 
+def test_a_precision_is_named_in_an_edit(small: Plan) -> None:
+    found = edited(small, ["inputs.training.precision=bf16_sr"]).plan
+    assert found.training == replace(small.training, precision=load_precision("bf16_sr"))
+
+
 FOLLOWS = "that follows from inputs, backend and strategy; edit these, such as strategy.microbatch_size=2"
 PINS = ", ".join(to_json(Pins(etp=1, dp_replicate=2, beaten_path=True, searches_replicas=True, searches_etp=True)))
 EDITS = {
@@ -318,6 +323,13 @@ EDITS = {
     ),
     "inputs.cluster.sdk=2.28": "--edit inputs.cluster.sdk=2.28: the plan has that already",
     "backend.x.y=1": "--edit backend.x.y: there is no x; a value",
+    "inputs=3": "--edit inputs=3 is not one value; name a field of it: model, training, cluster, pins",
+    "inputs.cluster.intra_node[0]=x": "--edit inputs.cluster.intra_node[0]=x is not one value; name a field of it: "
+    "devices, link",
+    "inputs.training.precision=bf16": "precision='bf16' of the training must be one of: "
+    "mixed_precision, bf16_sr, fp32, fp8, fp8_block, mxfp8, nvfp4, cfp8",
+    "inputs.training.precision=fp8": "precision fp8: trn1.32xlarge lnc 1 has no products in float8; "
+    "it has bfloat16, cfp8, float32",
     "tp=4": "--edit tp: fields begin with inputs, backend or strategy; did you mean strategy.tp?",
     "x=4": "--edit x: fields begin with inputs, backend or strategy; such as strategy.microbatch_size=2",
     "stages[0].stop_layer=4": f"--edit stages[0].stop_layer: {FOLLOWS}",
