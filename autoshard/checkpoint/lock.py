@@ -11,7 +11,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -30,7 +30,8 @@ _UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 @contextmanager
 def directory_lock(directory: Path, option: str = "checkpoint_dir") -> Iterator[None]:
-    """Hold the lock of a folder while the context lasts; the folder is made if need be. option: names it in errors.
+    """Hold the lock of a folder while the context lasts; the folder is made if need be, and removed again where an
+    error leaves nothing else in it. option: names it in errors.
 
     On one machine the kernel knows who holds the file and lets go when that process ends, however it ended. Another
     machine's holder is known by its heartbeat, the age of which is measured by the file system's clock alone; a lock
@@ -39,6 +40,7 @@ def directory_lock(directory: Path, option: str = "checkpoint_dir") -> Iterator[
     """
     check_folder(option, directory)
     path = directory / LOCK
+    made = [one for one in (directory, *directory.parents) if not one.exists()]
     try:
         directory.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -52,16 +54,29 @@ def directory_lock(directory: Path, option: str = "checkpoint_dir") -> Iterator[
         _write(descriptor, me, directory, option)
         beat = threading.Thread(target=_beat, args=(descriptor, stop), daemon=True, name="checkpoint-lock")
         beat.start()
+        failed = True
         try:
             yield
+            failed = False
         finally:
             stop.set()
             beat.join()
             with contextlib.suppress(OSError):  # a full disk: an old heartbeat tells the same
                 if os.pread(descriptor, 4096, 0) == me.encode():  # else another machine took it over
                     os.ftruncate(descriptor, 0)
+                    if failed and made:
+                        _remove_if_unused(path, made)
     finally:
         os.close(descriptor)
+
+
+def _remove_if_unused(path: Path, made: Sequence[Path]) -> None:
+    """Remove the lock that is held and the folders that were made for it, the innermost first, while nothing else is in
+    them. Raises OSError where it cannot."""
+    if [*path.parent.iterdir()] == [path]:
+        path.unlink()
+        for folder in made:
+            folder.rmdir()
 
 
 def holding(directory: Path) -> str:
@@ -82,6 +97,12 @@ def _take(descriptor: int, path: Path, option: str) -> bool:
         if error.errno not in _UNSUPPORTED:
             raise AutoshardError(f"{path} cannot be locked: {error.strerror or error}") from None
         return False
+    try:
+        is_there = os.path.samestat(os.fstat(descriptor), path.stat())
+    except OSError:
+        is_there = False
+    if not is_there:  # its holder failed, and removed it
+        raise AutoshardError(held_message(path.parent, {}, option))
     return True
 
 

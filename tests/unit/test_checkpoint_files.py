@@ -1,6 +1,7 @@
 """Boxes, safetensors files, manifests, locks, folders: each by hand; what is broken or malicious is one error."""
 
 import contextlib
+import fcntl
 import json
 import multiprocessing
 import os
@@ -477,6 +478,34 @@ def test_a_file_is_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(AutoshardError) as error:
         directory_lock(Path("plan.json"), "out").__enter__()
     assert str(error.value) == "out=plan.json is a file: name a folder"
+
+
+def fails(directory: Path, *files: str) -> None:
+    with directory_lock(directory):
+        for name in files:
+            (directory / name).touch()
+        raise ValueError("oh")
+
+
+def test_folders_made_for_what_fails_are_removed_with_the_lock(tmp_path: Path) -> None:
+    (tmp_path / "before").mkdir()
+    for folder, files in (("before", ()), ("runs/one", ()), ("runs/two", ("log",))):
+        with pytest.raises(ValueError, match="oh"):
+            fails(tmp_path / folder, *files)
+    found = sorted(str(one.relative_to(tmp_path)) for one in tmp_path.rglob("*") if one.is_file())
+    assert found == ["before/lock", "runs/two/lock", "runs/two/log"] and not (tmp_path / "runs/one").exists()
+    with pytest.raises(ValueError, match="oh"):
+        fails(tmp_path / "all" / "new")
+    assert not (tmp_path / "all").exists()
+
+
+def test_a_lock_that_its_holder_removed_meanwhile_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def removed(descriptor: int, operation: int) -> None:
+        (tmp_path / "lock").unlink()
+
+    monkeypatch.setattr(fcntl, "flock", removed)
+    with pytest.raises(AutoshardError, match="is in use by another process"), directory_lock(tmp_path):
+        raise AssertionError
 
 
 def test_a_holder_that_was_taken_for_gone_leaves_the_record_of_the_next(tmp_path: Path) -> None:
