@@ -25,7 +25,9 @@ DECIDED = ("output", "wandb", "wandb_project", "resume", "checkpoint_dir")
 """Options of runs that are the same for all points, or else differ from point to point."""
 
 Point = Mapping[str, Any]
-"""Option name -> value for one point of the sweep, grid options included."""
+"""Option name -> value for one point of the sweep, grid options included; None: as where it is not named."""
+UNNAMED = "default"
+"""How people read None."""
 
 
 @dataclass(frozen=True)
@@ -93,8 +95,9 @@ def _sweep(data: object, name: str, what: str) -> Sweep:
     if both:
         raise AutoshardError(f"{what} has {both[0]} beside the grid and in it; keep one")
     fixed = {option: _value(what, option, value) for option, value in fixed.items()}
+    fixed = {option: value for option, value in fixed.items() if value is not None}
     sweep = Sweep(name, fixed, grid, _run(what, data.get("run")))
-    if "model" not in {*fixed, *grid}:
+    if "model" not in fixed and None in grid.get("model", (None,)):
         raise AutoshardError(f"{what} names no model")
     size = 1
     for values in grid.values():
@@ -102,6 +105,11 @@ def _sweep(data: object, name: str, what: str) -> Sweep:
     if size > MOST_POINTS:
         raise AutoshardError(f"{what} has {size:,} points; at most {MOST_POINTS:,} are planned in one sweep")
     return sweep
+
+
+def word(value: object) -> str:
+    """A value of an option for people."""
+    return UNNAMED if value is None else str(value)
 
 
 def _run(what: str, given: object) -> Mapping[str, Any]:
@@ -134,12 +142,13 @@ def _values(what: str, name: object, values: object) -> tuple[Any, ...]:
 
 
 def _value(what: str, name: object, value: object) -> Any:
+    """A value of an option; null stands for the default, as in a recipe."""
     option = OPTIONS.get(name) if isinstance(name, str) else None
     if name in OF_ONE_PLAN:
         raise AutoshardError(f"{what} has {name}, which is of a single plan; a sweep does not have it")
     if option is None:
         raise AutoshardError(f"{what} has {show(name)}, which is not an option{option_instead(name, OPTIONS)}")
     try:
-        return option.parse(str(value) if isinstance(value, Path) else value)
+        return None if value is None else option.parse(str(value) if isinstance(value, Path) else value)
     except ValueError as error:
         raise AutoshardError(f"{name} of {what}: {error}") from None

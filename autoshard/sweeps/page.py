@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from autoshard.explanation.page import paint, table, wrapped
 from autoshard.planner.request import SEARCHED
 from autoshard.plans.names import shortened
-from autoshard.sweeps.grid import Point, Sweep
+from autoshard.sweeps.grid import Point, Sweep, word
 from autoshard.sweeps.outcome import CHOSEN, NOTE_END, OK, Outcome
 from autoshard.units import format_bytes, format_number, format_seconds
 
@@ -28,7 +28,7 @@ def sweep_page(sweep: Sweep, outcomes: Sequence[tuple[Point, Outcome]], width: i
         *(("took", "predicted", "run") if ran else ()),
         "layout",
     )
-    rows = [(*(str(point[name]) for name in sweep.grid), *_cells(outcome, ran, chosen)) for point, outcome in outcomes]
+    rows = [(*(word(point[name]) for name in sweep.grid), *_cells(outcome, ran, chosen)) for point, outcome in outcomes]
     lines = table(header, rows, width, right=range(len(header) - (2 if ran else 1)))
     for note in _of_all(outcomes):
         lines += wrapped(note, width, "  ")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from autoshard.errors import AutoshardError
-from autoshard.sweeps.grid import Point, Sweep
+from autoshard.sweeps.grid import Point, Sweep, word
 from autoshard.sweeps.outcome import EXECUTED, OK, Outcome
 
 WIDE = 32
@@ -43,7 +43,7 @@ def lines(sweep: Sweep, outcomes: Sequence[tuple[Point, Outcome]], x: str) -> di
 
 
 def _readable(value: object) -> str:
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    return f"{value:,}" if isinstance(value, int) else word(value)
 
 
 def has_runs(found: Mapping[str, Sequence[tuple[float, Outcome]]]) -> bool:

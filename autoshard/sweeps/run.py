@@ -12,7 +12,7 @@ from typing import Any
 
 from autoshard.checkpoint.lock import directory_lock
 from autoshard.errors import AutoshardError
-from autoshard.sweeps.grid import Point, Sweep
+from autoshard.sweeps.grid import Point, Sweep, word
 from autoshard.sweeps.outcome import FAILED, INVALID, LOST, OK, Outcome, asked_of
 from autoshard.sweeps.point import PlanFor, Spread, Task, in_turn
 from autoshard.sweeps.table import Key, Row, append_row, key_of, option_columns, read_table, row_of, write_table
@@ -109,7 +109,7 @@ def _is_done(outcome: Outcome, asked: Mapping[str, str] | None) -> bool:
 
 def _folder_of(sweep: Sweep, folder: Path, point: Point, key: Key) -> Path:
     """A folder for the point's run: its place in the grid, for people, and a digest of all of it."""
-    words = ",".join(f"{name}={point[name]}" for name in sweep.grid)
+    words = ",".join(f"{name}={word(point[name])}" for name in sweep.grid)
     digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:8]
     return folder.resolve() / "points" / f"{re.sub(r'[^A-Za-z0-9=,._-]+', '-', words)[:100]}-{digest}"
 

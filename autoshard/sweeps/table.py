@@ -51,7 +51,7 @@ class Row:
 
 
 def row_of(point: Point, outcome: Outcome) -> Row:
-    values = {name: str(value) for name, value in point.items()}
+    values = {name: "" if value is None else str(value) for name, value in point.items()}
     return Row(values, files_digest(point), version_with_plugins(), outcome)
 
 
@@ -74,7 +74,7 @@ def files_digest(point: Point) -> str:
 
 def files_of(point: Point) -> dict[str, tuple[Path, str]]:
     """Option -> (what may be a file, what follows its path: ':MyModel' of 'my_file.py:MyModel', else '')."""
-    texts = {name: str(point[name]) for name in FILE_OPTIONS if name in point}
+    texts = {name: str(point[name]) for name in FILE_OPTIONS if point.get(name) is not None}
     parts = {name: text.rpartition(":") if is_user_module(text) else (text, "", "") for name, text in texts.items()}
     return {name: (Path(file), colon + made) for name, (file, colon, made) in parts.items()}
 

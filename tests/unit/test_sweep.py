@@ -18,7 +18,7 @@ from autoshard.errors import AutoshardError, NoLayoutFits
 from autoshard.planner.options import OPTIONS
 from autoshard.planner.request import PlanRequest
 from autoshard.plans.plan import Plan
-from autoshard.sweeps.grid import Sweep, read_sweep
+from autoshard.sweeps.grid import Sweep, read_sweep, sweep_of
 from autoshard.sweeps.outcome import (
     DOES_NOT_FIT,
     EXECUTED,
@@ -30,6 +30,7 @@ from autoshard.sweeps.outcome import (
     asked_of,
     outcome_of,
 )
+from autoshard.sweeps.page import sweep_page
 from autoshard.sweeps.plot import efficiencies, lines, write_plot, x_option
 from autoshard.sweeps.point import Task
 from autoshard.sweeps.run import run_sweep
@@ -232,8 +233,29 @@ def test_nothing_can_be_planned(tmp_path: Path) -> None:
         raise AutoshardError("model='nope' is not known")
 
     with pytest.raises(AutoshardError, match=r"^no point of the sweep can be planned: model='nope' is not known$"):
-        run(tmp_path, wrong)
-    assert not (tmp_path / "results.csv").exists()
+        run(tmp_path / "sweeps" / "one", wrong)
+    assert not list(tmp_path.iterdir())
+
+
+def test_null_stands_for_what_is_not_named(tmp_path: Path) -> None:
+    """As in a recipe: a pin is the planner's choice then, another option has its default."""
+    sweep = sweep_of({"model": "llama3-8b", "pp": None, "tp": [None, 8], "nodes": (None, 2)}, "by_tp")
+    assert "pp" not in sweep.fixed and sweep.grid == {"tp": (None, 8), "nodes": (None, 2)}
+    asked: list[tuple[Any, int]] = []
+
+    def plan_for(request: PlanRequest) -> Plan:
+        asked.append((request.pins.get("tp"), request.nodes))
+        return plan_70b()
+
+    outcomes, done = run(tmp_path, plan_for, sweep)
+    assert (asked, done) == ([(None, 1), (None, 2), (8, 1), (8, 2)], 4)
+    assert run(tmp_path, plan_for, sweep) == (outcomes, 0)
+    assert [row.values["tp"] for row in read_table(tmp_path / "results.csv")] == ["", "", "8", "8"]
+    rows = [line.split()[:2] for line in sweep_page(sweep, outcomes, 120, False).splitlines() if " tp=" in line]
+    assert rows == [["default", "default"], ["default", "2"], ["8", "default"], ["8", "2"]]
+    for nameless in ({"model": None, "tp": [1]}, {"model": [None, "llama3-8b"]}):
+        with pytest.raises(AutoshardError, match=r"^sweep by_tp names no model$"):
+            sweep_of(nameless, "by_tp")
 
 
 def test_rows_of_before_stay_where_nothing_can_be_planned(tmp_path: Path) -> None:
