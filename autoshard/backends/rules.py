@@ -9,6 +9,7 @@ Those on degrees are in mesh_rules.py.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from operator import itemgetter
 
 from autoshard.backends.mesh_rules import TP_RULES, mesh_rules, tp_is_a_group_size
@@ -345,6 +346,29 @@ def check_sets(problem: Problem, recompute: tuple[str, ...]) -> None:
             check_members(name, stage_graph(problem.model, sizes, problem.model.kinds, False, False).operators)
 
 
+def length_without_flash(problem: Problem, draft: Draft) -> str | None:
+    """Which sequence lengths would let a draft with plain attention have the flash kernel; None where it has it, where
+    the kernel wants more tokens than there are, and where more than the length stands in its way."""
+    multiple, length = problem.cluster.platform.flash_sequence_multiple, problem.training.sequence_length
+    if draft.attention_kernel != "plain" or multiple is None or length < multiple or length % multiple == 0:
+        return None
+    shorter = length // multiple * multiple
+    rounded = problem._replace(training=replace(problem.training, sequence_length=shorter))
+    with_flash = draft._replace(attention_kernel="flash")
+    if first_broken(kernel_rules(problem.backend), rounded, with_flash) is not None:
+        return None
+    return (
+        f"flash attention takes multiples of {multiple:,} tokens here, not sequence_length={length}, and plain stores "
+        f"all scores; {shorter} or {shorter + multiple} would have it"
+    )
+
+
 def warnings(problem: Problem, strategy: Strategy) -> tuple[str, ...]:
-    """Sentences that a person should read about a legal layout: the backend's warnings, and notes on padding."""
-    return (*BACKENDS[problem.backend].warnings(problem, strategy), *padding_notes(problem.model, strategy.tp))
+    """Sentences that a person should read about a legal layout: the backend's warnings, what keeps it from flash
+    attention, and notes on padding."""
+    length = length_without_flash(problem, Draft.of(strategy))
+    return (
+        *BACKENDS[problem.backend].warnings(problem, strategy),
+        *(() if length is None else (length,)),
+        *padding_notes(problem.model, strategy.tp),
+    )

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from autoshard.backends.rules import Problem
+from autoshard.backends.rules import Draft, Problem, length_without_flash
 from autoshard.errors import AutoshardError, NoLayoutFits
-from autoshard.planner.beaten_path import precedent
+from autoshard.planner.beaten_path import OFF, precedent
 from autoshard.planner.rejections import MEMORY, Tally
 from autoshard.planner.watching import goes_on
 from autoshard.plans.search_result import Pins
@@ -118,17 +118,18 @@ def no_answer(
     """
     cluster, name = problem.cluster, problem.model.name
     where = f"{cluster.nodes} x {cluster.instance}"
+    if not {MEMORY, OFF} & {*tally.counts}:
+        return NothingLegal(problem, pins)
     if pins.beaten_path and (path := precedent(problem, pins)) is not None:
         return NoLayoutFits(
             f"no layout of {name} on {where} fits whose features are all known to have run on {path.path.name}; "
             "leave beaten_path out, or use more nodes"
         )
-    if MEMORY not in tally.counts:
-        return NothingLegal(problem, pins)
     needed = tally.nearest_miss(MEMORY)
     at_least, has = "at least " if bound_bytes <= needed else "", format_bytes(cluster.device.memory_bytes)
     needs = f"{at_least}{format_bytes(needed)} a device, which has {has}"
     if format_bytes(needed) == has:
         needs = f"{at_least}a little more than the {has} that a device has"
-    reason = f"the smallest looked at needs {needs}"
+    length = length_without_flash(problem, Draft(1, 1, 1, 1, 1, attention_kernel=pins.attention_kernel or "plain"))
+    reason = f"the smallest looked at needs {needs}" + ("" if length is None else f" ({length})")
     return NothingFits(reason, problem, pins, needed, None, in_time)

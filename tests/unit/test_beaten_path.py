@@ -352,6 +352,17 @@ def test_where_nothing_on_the_path_fits_one_sentence_says_so() -> None:
     )
 
 
+def test_a_model_that_breaks_a_rule_everywhere_is_told_of_the_rule() -> None:
+    """Neither more nodes nor layouts off the path would help."""
+    training = TrainingSpec(2048, 64, load_precision("mixed_precision"))
+    with pytest.raises(AutoshardError) as caught:
+        search(load_model("phi-2"), training, NODE, Pins(beaten_path=True))
+    assert str(caught.value) == (
+        "no layout of phi-2 on 1 x trn1.32xlarge is legal: backend=nxd has no layers for model_type=phi of phi-2; "
+        "use backend torch"
+    )
+
+
 def test_the_rule_and_a_pin_that_leaves_the_path_contradict_each_other() -> None:
     with pytest.raises(AutoshardError) as caught:
         one_node(Pins(tp=2, beaten_path=True))

@@ -665,6 +665,21 @@ def test_divisors_rise(count: int, expected: tuple[int, ...]) -> None:
     assert divisors(count) == expected
 
 
+def test_a_length_that_the_flash_kernel_does_not_take_is_told() -> None:
+    """Below the kernel's multiple plain attention is cheap, and a window or heads may be what it does not take."""
+    plain = strategy(tp=8, attention_kernel="plain")
+    said = (
+        "flash attention takes multiples of 2,048 tokens here, not sequence_length=5000, and plain stores all scores; "
+    )
+    assert warnings(problem(training=length(5000)), plain) == (f"{said}4096 or 6144 would have it",)
+    assert warnings(problem(training=length(5000), backend="torch"), plain) != ()
+    for tokens in (1024, 2047, 4096):
+        assert warnings(problem(training=length(tokens)), plain) == ()
+    for model in (MISTRAL, replace(LLAMA_70B, head_dim=256)):
+        assert not any("flash" in note for note in warnings(problem(model=model, training=length(9000)), plain))
+    assert warnings(problem(**on("h100-80gb", 64), training=length(5000), backend="torch"), plain)[1:] == ()
+
+
 def test_a_draft_of_another_schedule_keeps_the_rest() -> None:
     draft = Draft(1, 2, 3, 4, 5, 6, 7, "1f1b", "flash", (8, 9), False, 3, "ring", ("tp", "pp", "dp", "cp"))
     expected = draft._replace(schedule="interleaved", num_virtual_stages=10, microbatch_size=11)

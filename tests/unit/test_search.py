@@ -335,6 +335,17 @@ def test_pins_that_contradict_are_one_error(pins: Pins, message: str) -> None:
     assert not isinstance(error.value, NoLayoutFits)
 
 
+def test_nothing_fits_says_where_the_length_keeps_flash_attention_away() -> None:
+    """Scores of 65,000 tokens have 8 GB a head; 65,536 tokens fit."""
+    with pytest.raises(NoLayoutFits) as error:
+        llama_70b(training=replace(TRAINING, sequence_length=65_000))
+    has = (
+        "a device, which has 17.2 GB (flash attention takes multiples of 2,048 tokens here, not sequence_length=65000, "
+    )
+    assert has + "and plain stores all scores; 63488 or 65536 would have it); " in str(error.value)
+    assert llama_70b(training=replace(TRAINING, sequence_length=65_536)).best.estimate.fits
+
+
 def test_nothing_fits_names_the_nearest_miss_and_what_would_fit() -> None:
     with pytest.raises(NoLayoutFits) as error:
         llama_70b(cluster=load_cluster("trn1.32xlarge", 1))
