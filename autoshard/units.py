@@ -26,6 +26,16 @@ def format_seconds(seconds: float) -> str:
     return f"{_three_digits(seconds / US)} us"
 
 
+def format_days(days: float) -> str:
+    """A long time: 59.96 -> '60 days', 1 -> '1 day', 0.5 -> '12 hours', 0.0001 -> '8.64 s'."""
+    seconds = days * DAY_S
+    for unit, size in (("day", DAY_S), ("hour", HOUR_S)):
+        if _reaches(seconds, size):
+            number = format_number(seconds / size)
+            return f"{number} {unit}{'' if number == '1' else 's'}"
+    return format_seconds(seconds)
+
+
 def format_count(count: float) -> str:
     """Three digits: 70_553_706_496 -> '70.6 B', as parameters and tokens are counted."""
     for unit, size in (("T", TB), ("B", GB), ("M", MB), ("K", KB)):

@@ -13,7 +13,7 @@ from autoshard.planner.precisions import best_precision
 from autoshard.planner.request import SEARCHED, PlanRequest
 from autoshard.planner.watching import goes_on
 from autoshard.spec.training import load_precision
-from autoshard.units import BILLION, DAY_S, counted, format_count, format_number, format_seconds
+from autoshard.units import BILLION, DAY_S, counted, format_count, format_days, format_number, format_seconds
 
 LOGICAL_CORES = (1, 2)
 STEPS_OF_AN_OCTAVE = 16
@@ -115,9 +115,9 @@ def _with_note(best: Answer, others: tuple[Answer, ...]) -> Answer:
 def _with_training(best: Answer, tokens: float) -> Answer:
     """The answer with a note of the days and dollars that the whole training takes. tokens: of the training."""
     speed, usd = best.result.best.estimate.tokens_per_s, usd_per_billion_tokens(best)
-    costs = "" if usd is None else f" and cost {usd * tokens / BILLION:,.0f} USD"
-    days = format_number(tokens / speed / DAY_S)
-    note = f"tokens: {format_count(tokens)} take {days} days at {format_number(speed)} a second{costs}"
+    costs = "" if usd is None else f" and cost {format_number(usd * tokens / BILLION)} USD"
+    time = format_days(tokens / speed / DAY_S)
+    note = f"tokens: {format_count(tokens)} take {time} at {format_number(speed)} a second{costs}"
     return replace(best, notes=(*best.notes, note))
 
 
@@ -189,11 +189,12 @@ def _fewest_nodes(request: PlanRequest) -> Answer:
             continue
         speed = best.result.best.estimate.tokens_per_s
         if speed >= wanted:
-            days = format_number(request.tokens / speed / DAY_S)
+            time = format_days(request.tokens / speed / DAY_S)
             see = "node sees" if nodes == 1 else "nodes see"
             note = (
-                f"objective nodes: {nodes:,} {see} {format_count(request.tokens)} tokens in {days} days, "
-                f"{request.days:g} allowed; the smallest of the sizes looked at, {STEPS_OF_AN_OCTAVE} an octave"
+                f"objective nodes: {nodes:,} {see} {format_count(request.tokens)} tokens in {time}, "
+                f"{format_days(request.days)} allowed; the smallest of the sizes looked at, "
+                f"{STEPS_OF_AN_OCTAVE} an octave"
             )
             met = replace(best, notes=(*best.notes, note))
             if _is_run(met, request):
@@ -244,8 +245,8 @@ def _too_slow(request: PlanRequest, wanted: float, fastest: Answer | None, refus
 
     refused: what was said of the largest cluster that has no layout, or that all are too small.
     """
-    tokens = format_count(request.tokens or 0)
-    start = f"no cluster of up to {counted(request.nodes, 'node')} sees {tokens} tokens in {request.days:g} days"
+    tokens, time = format_count(request.tokens or 0), format_days(request.days or 0)
+    start = f"no cluster of up to {counted(request.nodes, 'node')} sees {tokens} tokens in {time}"
     if fastest is None:
         return f"{start}: {refused}"
     speed, nodes = fastest.result.best.estimate.tokens_per_s, fastest.problem.cluster.nodes

@@ -89,7 +89,7 @@ def test_years_have_no_exponent() -> None:
     found = best_answer(request(nodes=64, objective="nodes", tokens=3e13, days=5000.0))
     days = 3e13 / found.result.best.estimate.tokens_per_s / 86400
     assert days > 1000
-    assert f" tokens in {days:,.0f} days, 5000 allowed; " in found.notes[-1]
+    assert f" tokens in {days:,.0f} days, 5,000 days allowed; " in found.notes[-1]
 
 
 def test_one_node_is_one() -> None:
@@ -114,7 +114,7 @@ def test_one_node_is_a_limit_where_it_is_asked_for() -> None:
 def test_a_deadline_that_nothing_meets() -> None:
     with pytest.raises(NoLayoutFits) as error:
         plan_for(request(objective="nodes", nodes=4, tokens=1e12, days=0.5))
-    assert str(error.value).startswith("no cluster of up to 4 nodes sees 1.00 T tokens in 0.5 days")
+    assert str(error.value).startswith("no cluster of up to 4 nodes sees 1.00 T tokens in 12 hours")
     with pytest.raises(AutoshardError, match=r"^objective=nodes: .*; --days is missing$"):
         plan_for(request(objective="nodes", tokens=1e12))
 

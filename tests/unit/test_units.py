@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autoshard.units import format_bytes, format_count, format_seconds
+from autoshard.units import format_bytes, format_count, format_days, format_seconds
 
 BYTES = {
     0: "0 B",
@@ -47,6 +47,14 @@ def test_bytes(count: float, text: str) -> None:
 @pytest.mark.parametrize(("seconds", "text"), SECONDS.items())
 def test_seconds(seconds: float, text: str) -> None:
     assert format_seconds(seconds) == text
+
+
+def test_days() -> None:
+    days = (5_000, 59.96, 1, 0.9999, 1.5, 0.5, 1 / 24, 1 / 48, 4.26e-7)
+    assert [format_days(one) for one in days] == [
+        *("5,000 days", "60 days", "1 day", "1 day", "1.5 days"),
+        *("12 hours", "1 hour", "1,800 s", "36.8 ms"),
+    ]
 
 
 def test_counts() -> None:
