@@ -22,7 +22,7 @@ from autoshard.graph.routing_kinds import AROUND_EXPERTS
 from autoshard.rows import Number, ceil, largest, where
 from autoshard.spec.cluster import Device
 from autoshard.spec.product_format import PRODUCT_FORMATS
-from autoshard.spec.training import DTYPE_BYTES, Precision
+from autoshard.spec.training import DTYPE_BYTES, PRECISIONS, Precision
 
 UNKNOWN_EFFICIENCY = 0.95
 """QuantizedProducts.efficiency on a device of which nothing is known: a guess, where fits begin."""
@@ -114,9 +114,11 @@ def quantized_products(device: Device, precision: Precision) -> QuantizedProduct
     products = precision.products
     if products is None:
         return None
-    if products.peak not in (known := [name for name, _ in device.flops_per_s]):
+    if products.peak not in dict(device.flops_per_s):
+        known = [name for name, one in PRECISIONS.items() if one.products is None] + product_formats(device)
         raise AutoshardError(
-            f"precision {precision.name}: {device.name} has no products in {products.peak}; it has {', '.join(known)}"
+            f"precision {precision.name}: {device.name} has no products in {products.peak}; precisions that it has: "
+            f"{', '.join(known)}"
         )
     cast_bytes = products.cast_bytes(DTYPE_BYTES[precision.compute_dtype])
     efficiency = dict(device.quantized_efficiency).get(products.peak, UNKNOWN_EFFICIENCY)

@@ -39,8 +39,10 @@ def _fused(graph: Graph, loss: Operator, chunks: int) -> tuple[Operator, list[Op
         op = by_output.get(name)
         own = None if op is None else IDENTITY if _is_head(graph, op) else _expression(op)
         if op is None or own is None:
+            read = [one for one in (op.inputs if op else ()) if graph.tensors[one].role == "parameter"]
+            what = f"{name}, which reads {read[0]}," if read else name
             raise AutoshardError(
-                f"loss_chunks={chunks}: {name} lies between the product with the vocabulary and the loss; use "
+                f"loss_chunks={chunks}: {what} lies between the product with the vocabulary and the loss; use "
                 "loss_chunks=1"
             )
         if sum(name in one.inputs for one in graph.operators) > 1:

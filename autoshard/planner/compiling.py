@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from autoshard.backends.problem import Problem
+from autoshard.errors import AutoshardError
 from autoshard.layout.strategy import Strategy
 from autoshard.planner.layouts import MeshDrafts, Scheduled
 from autoshard.planner.ranking import Timed, describe, in_order
+from autoshard.plans.plan import operator_templates
 from autoshard.plans.search_result import Candidate, Pins
 from autoshard.precedents.graph_size import StageChoices, head_regions, largest_stage, regions
 from autoshard.precedents.runs import packaged
@@ -127,8 +129,8 @@ def compile_notes(found: Compiling, taken: Timed, left: Timed | None) -> Iterato
         f"{margin(known):.0%}), against neuronx-cc's {LIMIT / 1e6:.0f} M a graph"
     )
     if hardest.verdict is not Verdict.COMPILES:
-        yield f"if the compiler refuses {hardest.region.name}: {_repair(hardest, taken.strategy)}"
-    yield from _largest_operator(judged, taken.strategy)
+        yield f"if the compiler refuses {hardest.region.name}: {_repair(found.problem, hardest, taken.strategy)}"
+    yield from _largest_operator(found.problem, judged, taken.strategy)
     if left is not None and left.step_time_s < taken.step_time_s:
         slower = 100 * (taken.step_time_s / left.step_time_s - 1)
         yield (
@@ -201,7 +203,7 @@ def _said(one: Judged) -> str:
     return f"{one.region.name}, {count} instructions{share} ({one.verdict.value}: {one.because})"
 
 
-def _largest_operator(judged: tuple[Judged, ...], strategy: Strategy) -> Iterator[str]:
+def _largest_operator(problem: Problem, judged: tuple[Judged, ...], strategy: Strategy) -> Iterator[str]:
     """A sentence on the largest matrix product against the compiler's limit of one operator."""
     one = max(judged, key=lambda one: one.region.operator_tiles)
     tiles = one.region.operator_tiles
@@ -209,7 +211,8 @@ def _largest_operator(judged: tuple[Judged, ...], strategy: Strategy) -> Iterato
         return
     least, most = operator_instructions(tiles)
     verdict = operator_verdict(tiles)
-    repair = "" if verdict is Verdict.COMPILES else f"; if the compiler refuses it: {_repair(one, strategy)}"
+    compiles = verdict is Verdict.COMPILES
+    repair = "" if compiles else f"; if the compiler refuses it: {_repair(problem, one, strategy)}"
     yield (
         f"largest operator: {one.region.operator}, {tiles:,.0f} matrix tiles, {least / 1e3:,.0f} to {most / 1e3:,.0f} "
         f"K instructions by the two public products (16,384^3 compiles, 32,768^3 is refused), against neuronx-cc's "
@@ -217,9 +220,20 @@ def _largest_operator(judged: tuple[Judged, ...], strategy: Strategy) -> Iterato
     )
 
 
-def _repair(one: Judged, strategy: Strategy) -> str:
+def _repair(problem: Problem, one: Judged, strategy: Strategy) -> str:
     """Changes that make a graph smaller, the most useful first."""
     smaller = "a smaller microbatch, " if strategy.microbatch_size > 1 else ""
     if one.region.graph.logits:
-        return f"{smaller}more tensor parallelism, or more chunks of logits (--loss-chunks)"
+        chunks = ", or more chunks of logits (--loss-chunks)" if _takes_chunks(problem, strategy) else ""
+        return f"{smaller}more tensor parallelism{chunks}"
     return f"{smaller}more tensor or context parallelism, or fewer operators a graph"
+
+
+def _takes_chunks(problem: Problem, strategy: Strategy) -> bool:
+    """Whether the model's head takes more chunks of logits than it has."""
+    more = 2 * problem.training.loss_chunks
+    try:
+        operator_templates(problem.model, replace(problem.training, loss_chunks=more), strategy)
+    except AutoshardError:  # of `with_chunked_loss`, such as of logits with a bias, or more chunks than tokens
+        return False
+    return True

@@ -186,7 +186,7 @@ def _check_latent_attention(model: ModelSpec) -> None:
     if not isinstance(latent, (LatentAttention, type(None))):
         raise AutoshardError(f"latent_attention={show(latent)} of {of} must be an object with a kv_lora_rank")
     if (objection := _needed_objection(model, "latent_attention")) is not None:
-        raise AutoshardError(f"{objection}; {with_trait('latent_attention')} have it")
+        raise AutoshardError(objection)
     if latent is None:
         return
     if model.num_query_groups > 1:
@@ -210,7 +210,7 @@ def _check_indexer(model: ModelSpec) -> None:
     if not isinstance(indexer, (Indexer, type(None))):
         raise AutoshardError(f"indexer={show(indexer)} of {of} must be an object with an index_topk")
     if (objection := _needed_objection(model, "indexer")) is not None:
-        raise AutoshardError(f"{objection}; {with_trait('indexer')} have it")
+        raise AutoshardError(objection)
     if indexer is None or latent is None:
         return
     if latent.q_lora_rank is None:
@@ -228,11 +228,11 @@ def _check_indexer(model: ModelSpec) -> None:
 
 
 def _needed_objection(model: ModelSpec, field: str) -> str | None:
-    """Why a model has a field that its family has not, or the reverse, a sentence; None where both agree."""
-    has = getattr(model, field) is not None
+    """Why a model has a field that its family has not, and which have it, or the reverse; None where both agree."""
+    has, of = getattr(model, field) is not None, f"model_type={model.model_type} of {model.name}"
     if has == (field in model.family.needs):
         return None
-    return f"model_type={model.model_type} of {model.name} {'has no' if has else 'needs'} {field}"
+    return f"{of} has no {field}; that is of {with_trait(field)}" if has else f"{of} needs {field}, which is absent"
 
 
 def _check_experts(model: ModelSpec) -> None:
@@ -366,7 +366,7 @@ def _check_branch_multipliers(model: ModelSpec) -> None:
     if not isinstance(constants, (BranchMultipliers, type(None))):
         raise AutoshardError(f"branch_multipliers={show(constants)} of {of} must be an object with constants")
     if (objection := _needed_objection(model, "branch_multipliers")) is not None:
-        raise AutoshardError(f"{objection}; {with_trait('branch_multipliers')} has them")
+        raise AutoshardError(objection)
     for field in ("attention_bias", "mlp_bias"):
         if constants is not None and getattr(model, field):
             raise AutoshardError(f"{field}=True of {of} is not supported with branch_multipliers; False is")

@@ -106,7 +106,8 @@ def test_what_reads_the_logits_besides_is_named() -> None:
     with pytest.raises(AutoshardError) as raised:
         with_chunked_loss(between.build(), 2)
     assert str(raised.value) == (
-        "loss_chunks=2: bias lies between the product with the vocabulary and the loss; use loss_chunks=1"
+        "loss_chunks=2: bias, which reads b, lies between the product with the vocabulary and the loss; use "
+        "loss_chunks=1"
     )
 
 
@@ -194,7 +195,7 @@ def test_logits_with_a_bias_have_no_chunks() -> None:
     cluster = replace(load_cluster("trn2.48xlarge", 1), stack="neuron-compiled")
     problem = Problem(load_model("phi-2"), TrainingSpec(2048, 64, BF16), cluster, "torch")
     assert chunks_that_compile(problem, layout(dp=64)) is None
-    said = "loss_chunks=4: lm_head lies between the product with the vocabulary and the loss; use loss_chunks=1"
+    said = "loss_chunks=4: lm_head, which reads lm_head.bias, lies between the product with the vocabulary and the loss"
     with pytest.raises(AutoshardError, match=said):
         plan_for(PlanRequest("phi-2", "trn2.48xlarge", backend="torch", top=0, loss_chunks=4))
 
@@ -206,8 +207,8 @@ def test_both_backends_say_why_they_have_no_chunks() -> None:
     assert str(error.value) == (
         "no layout of phi-2 on 1 x trn2.48xlarge is legal: backend=nxd has no layers for model_type=phi of phi-2; use "
         "backend torch; loss_chunks=4: NxD computes the loss of all logits at once; use loss_chunks=1 or backend torch"
-        "; with backend torch loss_chunks=4: lm_head lies between the product with the vocabulary and the loss; use "
-        "loss_chunks=1"
+        "; with backend torch loss_chunks=4: lm_head, which reads lm_head.bias, lies between the product with the "
+        "vocabulary and the loss; use loss_chunks=1"
     )
 
 

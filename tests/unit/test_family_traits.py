@@ -81,7 +81,7 @@ def test_the_constants_of_falcon_h1() -> None:
         (
             "falcon h1",
             {"branch_multipliers": None},
-            "model_type=falcon_h1 of tiny-llama needs branch_multipliers; falcon_h1 has them",
+            "model_type=falcon_h1 of tiny-llama needs branch_multipliers, which is absent",
         ),
         (
             "falcon h1",
@@ -91,7 +91,7 @@ def test_the_constants_of_falcon_h1() -> None:
         (
             "llama",
             {"branch_multipliers": MODELS["falcon h1"].branch_multipliers},
-            "model_type=llama of tiny-llama has no branch_multipliers; falcon_h1 has them",
+            "model_type=llama of tiny-llama has no branch_multipliers; that is of falcon_h1",
         ),
         (
             "granite hybrid",

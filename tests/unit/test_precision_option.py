@@ -112,7 +112,8 @@ def test_refusals_name_what_there_is() -> None:
     with pytest.raises(AutoshardError) as raised:
         inputs_of(replace(H100, instance="a100-80gb"))
     assert str(raised.value) == (
-        "precision fp8: a100-80gb lnc 1 has no products in float8; it has bfloat16, float16, float32"
+        "precision fp8: a100-80gb lnc 1 has no products in float8; precisions that it has: mixed_precision, "
+        "bf16_sr, fp32"
     )
     with pytest.raises(AutoshardError) as raised:
         inputs_of(replace(H100, keep_bf16="lm_head"))

@@ -477,7 +477,8 @@ def test_a_device_without_the_format_says_what_it_has() -> None:
     with pytest.raises(AutoshardError) as raised:
         quantized_products(load_cluster("h100-80gb", 1).device, PRECISIONS["mxfp8"])
     assert str(raised.value) == (
-        "precision mxfp8: h100-80gb lnc 1 has no products in mxfp8; it has bfloat16, float16, float32, float8"
+        "precision mxfp8: h100-80gb lnc 1 has no products in mxfp8; precisions that it has: "
+        "mixed_precision, bf16_sr, fp32, fp8, fp8_block"
     )
 
 

@@ -329,7 +329,7 @@ EDITS = {
     "inputs.training.precision=bf16": "precision='bf16' of the training must be one of: "
     "mixed_precision, bf16_sr, fp32, fp8, fp8_block, mxfp8, nvfp4, cfp8",
     "inputs.training.precision=fp8": "precision fp8: trn1.32xlarge lnc 1 has no products in float8; "
-    "it has bfloat16, cfp8, float32",
+    "precisions that it has: mixed_precision, bf16_sr, fp32, cfp8",
     "tp=4": "--edit tp: fields begin with inputs, backend or strategy; did you mean strategy.tp?",
     "x=4": "--edit x: fields begin with inputs, backend or strategy; such as strategy.microbatch_size=2",
     "stages[0].stop_layer=4": f"--edit stages[0].stop_layer: {FOLLOWS}",

@@ -134,6 +134,9 @@ def test_the_search_prefers_what_compiles() -> None:
     assert note.endswith("is expected to be refused; pins take it all the same")
     assert next(one for one in plan.notes if one.startswith("will it compile: unknown. "))
     assert any(one.endswith("more tensor parallelism, or more chunks of logits (--loss-chunks)") for one in plan.notes)
+    biased = plan_for(PlanRequest("phi-2", "trn2.48xlarge", seq_len=16384, backend="torch", top=0, pins={"tp": 1}))
+    (repair,) = (one for one in biased.notes if one.startswith("if the compiler refuses "))
+    assert repair.endswith("more tensor parallelism")  # its logits have a bias, and no chunks
     pinned = plan_for(replace(request, pins={"cp": 1, "tp": 1}))
     assert pinned.strategy.tp == 1 and not any(one.startswith("compile:") for one in pinned.notes)
     assert any(one.startswith("will it compile: refused. ") for one in pinned.notes)
