@@ -6,8 +6,10 @@ import torch.nn.functional as F  # noqa: N812  # the name that torch's own docum
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from autoshard.graph.xielu import BETA, EPS, EXPRESSION, LEARNED, PARTS
+from autoshard.runtime.torch_backend import kernels
 from autoshard.runtime.torch_backend import pointwise as module
 from autoshard.runtime.torch_backend.pointwise import pointwise
+from tests.multiprocess.held import Held
 
 SOFTCAP, GATED = "(mul 30.0 (tanh (div x0 30.0)))", "(mul x0 (sigmoid x1))"
 
@@ -92,3 +94,22 @@ def test_xielu_of_padding_is_nothing() -> None:
     numbers = [torch.tensor(value, dtype=torch.float64) for value in PARTS.values()]
     x = torch.zeros(4, dtype=torch.float64)
     assert pointwise(EXPRESSION)(x, *numbers).count_nonzero() == 0
+
+
+@pytest.mark.parametrize(
+    "expression", ["(mul (gelu x0) x1)", "(mul x1 (gelu_erf x0))", "(mul (silu x1) x0)", "(mul x0 (gelu x1))"]
+)
+def test_an_activated_gate_holds_five_tensors_in_backward(expression: str) -> None:
+    """Gate, what it is multiplied with, and the output's gradient; the gate's gradient and what that is made of, or the
+    other's. Written out, activation, product and gradients between are there as well."""
+    generator = torch.Generator().manual_seed(0)
+    gate, up, grad = (torch.randn(64, 128, generator=generator).bfloat16() for _ in range(3))
+    expected = torch.autograd.grad(pointwise(expression)(one := gate.clone().requires_grad_(), up), one, grad)
+    kernel = kernels._function("pointwise", {"expression": expression})
+    inputs = gate.requires_grad_(), up.requires_grad_()
+    out = kernel(*inputs)
+    assert out.equal(pointwise(expression)(*inputs))
+    with Held([*inputs, grad]) as held:
+        found = torch.autograd.grad(out, inputs, grad)
+    assert found[0].equal(expected[0])
+    assert held.most == 5 * gate.nbytes

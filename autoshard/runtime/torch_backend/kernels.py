@@ -17,6 +17,7 @@ from torch import nn
 
 from autoshard.graph.operators import KINDS, split_norm_dims
 from autoshard.graph.partition import OperatorStep
+from autoshard.graph.pointwise import Expression, parse
 from autoshard.runtime.torch_backend.attention import attention
 from autoshard.runtime.torch_backend.chunked_loss import chunked_loss
 from autoshard.runtime.torch_backend.collectives import all_reduce
@@ -27,10 +28,11 @@ from autoshard.runtime.torch_backend.groups import Group
 from autoshard.runtime.torch_backend.indexer import choose_keys
 from autoshard.runtime.torch_backend.pointwise import pointwise
 from autoshard.runtime.torch_backend.recomputing_ops import (
+    ACTIVATIONS,
+    GatedMul,
     OffsetLayerNorm,
     OffsetRmsNorm,
     RmsNorm,
-    SiluMul,
     TimesTable,
     WholeCrossEntropy,
 )
@@ -121,7 +123,7 @@ def _einsum(context: Context, step: OperatorStep) -> Kernel:
 
 _ELEMENTWISE: dict[str, Kernel] = {
     "add": lambda *terms: reduce(torch.add, terms),
-    "silu_mul": SiluMul.apply,
+    "silu_mul": lambda gate, up: GatedMul.apply(gate, up, "silu"),
     "gelu": lambda x: F.gelu(x, approximate="tanh"),
     "gelu_erf": lambda x: F.gelu(x),
     "scaled_by": lambda x, number: x * number,
@@ -131,7 +133,8 @@ _ELEMENTWISE: dict[str, Kernel] = {
 
 def _function(name: str, attributes: Mapping[str, Any]) -> Kernel:
     if name == "pointwise":
-        return pointwise(attributes["expression"])
+        text = str(attributes["expression"])
+        return _gated(parse(text)) or pointwise(text)
     if name == "scale":
         factor: float = attributes["factor"]
         return lambda x: x * factor
@@ -139,6 +142,16 @@ def _function(name: str, attributes: Mapping[str, Any]) -> Kernel:
         alpha: float = attributes["alpha"]
         return lambda x, *branches: reduce(lambda total, branch: total.add(branch, alpha=alpha), branches, x)
     return _ELEMENTWISE[name]
+
+
+def _gated(expression: Expression) -> Kernel | None:
+    """The kernel of an activated gate times another input, where torch has one of the activation's gradient: composed
+    of several it holds up to five tensors more in backward, or pieces of them."""
+    match expression:
+        case ("mul", (str(function), str(gate)), str(up)) | ("mul", str(up), (str(function), str(gate))):
+            if function in ACTIVATIONS and gate != up:
+                return lambda *values: GatedMul.apply(*(values[int(one[1:])] for one in (gate, up)), function)
+    return None
 
 
 def _elementwise(context: Context, step: OperatorStep) -> Kernel:

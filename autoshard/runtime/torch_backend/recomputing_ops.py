@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # the name that torch's own documentation uses
@@ -26,21 +26,37 @@ def at_least_fp32(x: torch.Tensor) -> torch.Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-class SiluMul(torch.autograd.Function):
-    """silu(gate) * up. Keeps gate and up for backward."""
+class GatedMul(torch.autograd.Function):
+    """function(gate) * up, of the same shape; function: a name in ACTIVATIONS. Keeps gate and up for backward."""
 
     @staticmethod
-    def forward(ctx: Any, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, gate: torch.Tensor, up: torch.Tensor, function: str) -> torch.Tensor:
         ctx.save_for_backward(gate, up)
-        return F.silu(gate) * up
+        ctx.activation = ACTIVATIONS[function]
+        return ctx.activation.value(gate) * up
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
         gate, up = ctx.saved_tensors
         (grad,) = grads
         # the gate's first: what it is made of, as large, is gone before the other is there
-        grad_gate = torch.ops.aten.silu_backward(grad * up, gate)
-        return grad_gate, F.silu(gate).mul_(grad)
+        grad_gate = ctx.activation.gradient(grad * up, gate)
+        return grad_gate, ctx.activation.value(gate).mul_(grad), None
+
+
+class Activation(NamedTuple):
+    """A function of a gate. gradient: of it, times its first argument, by one kernel that keeps nothing between."""
+
+    value: Callable[[torch.Tensor], torch.Tensor]
+    gradient: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+ACTIVATIONS = {
+    "silu": Activation(F.silu, torch.ops.aten.silu_backward),
+    "gelu": Activation(partial(F.gelu, approximate="tanh"), partial(torch.ops.aten.gelu_backward, approximate="tanh")),
+    "gelu_erf": Activation(F.gelu, torch.ops.aten.gelu_backward),
+}
+"""By the names of graph/pointwise.py."""
 
 
 class RmsNorm(torch.autograd.Function):
