@@ -13,7 +13,7 @@ from autoshard.graph.indexer_kind import ChooseKeys
 from autoshard.graph.ir import Graph, Operator
 from autoshard.graph.loss_kinds import CrossEntropy, LinearCrossEntropy
 from autoshard.graph.operator_kind import Extra, Internal, OperatorKind, Sizes, num_elements
-from autoshard.graph.pointwise import check_expression, count
+from autoshard.graph.pointwise import check_expression, count, factor
 from autoshard.graph.recurrent_kinds import CausalConv, GatedDeltaRule, StateSpaceScan
 from autoshard.graph.routing_kinds import Combine, Dispatch, TopKGate
 
@@ -52,7 +52,7 @@ class Elementwise(OperatorKind):
     attribute factor.
 
     gelu is the tanh approximation, gelu_erf the exact one; sigmoid_mul(x, gate) is x sigmoid(gate); pointwise is the
-    attribute expression, of the functions in graph/pointwise.py.
+    attribute expression, of the functions in graph/pointwise.py, which keeps its inputs but where it is scale.
     """
 
     FLOPS = {
@@ -71,9 +71,11 @@ class Elementwise(OperatorKind):
         return each * prod(sizes[dim] for dim in op.loop_dims)
 
     def saved_inputs(self, op: Operator, graph: Graph) -> tuple[int, ...]:
-        if op.attributes["function"] == "scaled_by":
+        function = op.attributes["function"]
+        if function == "scaled_by":
             return (1,)
-        return () if op.attributes["function"] in ("add", "scale") else tuple(range(len(op.inputs)))
+        is_scale = function == "pointwise" and factor(str(op.attributes["expression"])) is not None
+        return () if is_scale or function in ("add", "scale") else tuple(range(len(op.inputs)))
 
 
 class Norm(OperatorKind):

@@ -110,6 +110,15 @@ def count(text: str) -> int:
     return text.count("(")
 
 
+@lru_cache(maxsize=1024)
+def factor(text: str) -> float | None:
+    """The number by which an expression's text multiplies its only input; None where it does anything else."""
+    match parse(text):
+        case ("mul", float(number), str()) | ("mul", str(), float(number)):
+            return number
+    return None
+
+
 def check_expression(text: object, num_inputs: int, of: str) -> None:
     """Raise AutoshardError where the text is no expression of exactly `num_inputs` inputs.
 

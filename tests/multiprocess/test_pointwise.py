@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # the name that torch's own documentation uses
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from autoshard.graph.pointwise import factor
 from autoshard.graph.xielu import BETA, EPS, EXPRESSION, LEARNED, PARTS
 from autoshard.runtime.torch_backend import kernels
 from autoshard.runtime.torch_backend import pointwise as module
@@ -113,3 +114,14 @@ def test_an_activated_gate_holds_five_tensors_in_backward(expression: str) -> No
         found = torch.autograd.grad(out, inputs, grad)
     assert found[0].equal(expected[0])
     assert held.most == 5 * gate.nbytes
+
+
+def test_a_constant_multiple_keeps_nothing() -> None:
+    """Gemma scales what it embeds: for its gradient backward needs the number alone."""
+    kept: list[torch.Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(kept.append, lambda x: x):
+        out = kernels._function("pointwise", {"expression": "(mul 45.25 x0)"})(torch.ones(3, requires_grad=True))
+    out.sum().backward()
+    assert (out.tolist(), kept) == ([45.25] * 3, [])
+    texts = "(mul 45.25 x0)", "(mul x0 -2)", "(mul x0 x1)", "(div x0 2.0)", "(mul 2.0 (tanh x0))", "x0"
+    assert list(map(factor, texts)) == [45.25, -2.0, None, None, None, None]

@@ -10,6 +10,7 @@ from autoshard.errors import AutoshardError
 from autoshard.files.codec import from_json, to_json
 from autoshard.graph.ir import Graph
 from autoshard.graph.partition import OperatorStep
+from autoshard.graph.recompute import kept_activations
 from autoshard.layout.sharding import stage_program
 from autoshard.models.huggingface import from_config, to_config
 from autoshard.models.registry import load_model
@@ -51,6 +52,13 @@ def test_models_have_the_published_number_of_parameters(name: str, count: int) -
 def whole(model: ModelSpec, kernel: str = "flash") -> Graph:
     sizes = dim_sizes(model, 1, 16)
     return stage_graph(model, sizes, range(model.num_hidden_layers), first=True, last=True, attention_kernel=kernel)
+
+
+def test_what_is_scaled_keeps_its_result_alone() -> None:
+    """The gradient of 8 x is 8 times that of the result: the embedding's output itself is not read again."""
+    program = stage_program(whole(from_config({**SIZES, "model_type": "gemma"}, "m")), {}, False)
+    kept = kept_activations(program, "none")
+    assert "model.embed_scale" in kept and "model.embed_tokens" not in kept
 
 
 def test_what_a_config_of_the_first_gemma_leaves_out() -> None:

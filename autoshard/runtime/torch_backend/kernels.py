@@ -17,7 +17,7 @@ from torch import nn
 
 from autoshard.graph.operators import KINDS, split_norm_dims
 from autoshard.graph.partition import OperatorStep
-from autoshard.graph.pointwise import Expression, parse
+from autoshard.graph.pointwise import Expression, factor, parse
 from autoshard.runtime.torch_backend.attention import attention
 from autoshard.runtime.torch_backend.chunked_loss import chunked_loss
 from autoshard.runtime.torch_backend.collectives import all_reduce
@@ -134,14 +134,19 @@ _ELEMENTWISE: dict[str, Kernel] = {
 def _function(name: str, attributes: Mapping[str, Any]) -> Kernel:
     if name == "pointwise":
         text = str(attributes["expression"])
+        if (number := factor(text)) is not None:
+            return _scaled(number)
         return _gated(parse(text)) or pointwise(text)
     if name == "scale":
-        factor: float = attributes["factor"]
-        return lambda x: x * factor
+        return _scaled(attributes["factor"])
     if name == "add" and "alpha" in attributes:
         alpha: float = attributes["alpha"]
         return lambda x, *branches: reduce(lambda total, branch: total.add(branch, alpha=alpha), branches, x)
     return _ELEMENTWISE[name]
+
+
+def _scaled(number: float) -> Kernel:
+    return lambda x: x * number
 
 
 def _gated(expression: Expression) -> Kernel | None:
