@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Part:
-    """One of our parameters, or one expert's slice of it, in a tensor of a Hugging Face checkpoint.
+    """One of our parameters, or a slice of it, in a tensor of a Hugging Face checkpoint.
 
     layout: the tensor's dims, each one of ours or several flattened into one, outermost first:
     "(kvhead headdim) embed".
     `part` is a dim over the `parts` parameters that the tensor holds, of which this is number `index`; `1` a dim of
-    size 1. expert: the index in our parameter's dim of that name, if the checkpoint has a tensor for each expert.
+    size 1. at: (dim of our parameter, index in it) of a slice, where the checkpoint has a tensor for each expert, or
+    for each head.
     Dims in brackets are rows from `first` on of the `rows` that the tensor has there, where parameters of several sizes
     lie one behind the other: "([kvhead headdim]) embed".
     """
@@ -23,7 +24,7 @@ class Part:
     parameter: str
     index: int = 0
     parts: int = 1
-    expert: int | None = None
+    at: tuple[tuple[str, int], ...] = ()
     first: int = 0
     rows: int = 1
 

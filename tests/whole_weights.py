@@ -30,12 +30,11 @@ def from_checkpoint(
     """
     for parameter, own in _by(parts, lambda part: part.parameter).items():
         slices = [_to_parameter(part, dims[parameter], sizes, read(_found(part.tensor, names))) for part in own]
-        if own[0].expert is None:
-            (whole,) = slices
-        else:
-            assert [part.expert for part in own] == list(range(sizes["expert"])), parameter
-            whole = np.stack(slices, dims[parameter].index("expert"))
-        yield parameter, whole
+        counts = [sizes[dim] for dim, _ in own[0].at]
+        assert [tuple(at for _, at in part.at) for part in own] == list(np.ndindex(*counts)), parameter
+        outer = [dims[parameter].index(dim) for dim, _ in own[0].at]
+        whole = np.stack(slices).reshape((*counts, *slices[0].shape))
+        yield parameter, np.moveaxis(whole, range(len(outer)), outer)
 
 
 def to_checkpoint(
@@ -88,7 +87,8 @@ def _to_parameter(part: Part, dims: tuple[str, ...], sizes: Sizes, tensor: Array
 
 def _to_tensor(part: Part, dims: tuple[str, ...], sizes: Sizes, parameter: Array) -> Array:
     """The tensor with its dims unflattened, without the dim `part`."""
-    whole: Array = parameter if part.expert is None else parameter.take(part.expert, dims.index("expert"))
+    at = dict(part.at)
+    whole: Array = parameter[tuple(at.get(dim, slice(None)) for dim in dims)]
     kept, flat = _kept(part, dims), [dim for dim in _flat(part) if dim != _PART]
     moved: Array = whole.transpose([kept.index(dim) for dim in flat if dim != _ONE])
     unflattened: Array = moved.reshape(_sizes(part, sizes, flat))
@@ -115,8 +115,8 @@ def _flat(part: Part) -> tuple[str, ...]:
 
 
 def _kept(part: Part, dims: tuple[str, ...]) -> tuple[str, ...]:
-    """Dims of our parameter, or of one expert's slice of it."""
-    return dims if part.expert is None else tuple(dim for dim in dims if dim != "expert")
+    """Dims of our parameter, or of a slice of it."""
+    return tuple(dim for dim in dims if dim not in dict(part.at))
 
 
 def _sizes(part: Part, sizes: Sizes, dims: Sequence[str]) -> tuple[int, ...]:

@@ -277,7 +277,7 @@ def _check(path: Path, name: str, stored: StoredTensor, shape: tuple[int, ...], 
     if stored.shape != shape:
         raise AutoshardError(f"{path}: {name} has shape {list(stored.shape)}; the model's is {list(shape)}")
     if stored.dtype != dtype:
-        raise AutoshardError(f"{path}: {name} has dtype {stored.dtype}, other experts of its layer have {dtype}")
+        raise AutoshardError(f"{path}: {name} has dtype {stored.dtype}, others of its layer have {dtype}")
 
 
 def _json(name: str, values: object) -> OutputFile:

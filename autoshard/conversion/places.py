@@ -12,7 +12,7 @@ from math import prod
 from autoshard.checkpoint.boxes import Box
 from autoshard.models.weight_names import Part
 
-_PART, _ONE, _EXPERT = "part", "1", "expert"
+_PART, _ONE = "part", "1"
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def place_of(
     """The place of a box of a parameter in a tensor with the dims `part.layout`.
 
     dims: of the parameter. sizes: of the tensor's dims; for a tensor of one rank, the rank's. box: None is as
-    much of the parameter from its beginning as the tensor has; where `part.expert` is given, that expert alone.
+    much of the parameter from its beginning as the tensor has; where `part.at` is given, its slice alone.
     origin: where the box starts among the tensor's own elements. start: elements of the tensor before all of this part.
     """
     box = whole_box(dims, sizes) if box is None else box
@@ -74,11 +74,10 @@ def place_of(
         if dim in part.span[:1]:
             stride = part.rows * behind
     start += part.index * strides.get(_PART, 0)
-    if part.expert is not None:
-        index = dims.index(_EXPERT)
+    if slices := dict(part.at):
         box = Box(
-            tuple(part.expert if i == index else offset for i, offset in enumerate(box.offsets)),
-            tuple(1 if i == index else size for i, size in enumerate(box.sizes)),
+            tuple(slices.get(dim, offset) for dim, offset in zip(dims, box.offsets, strict=True)),
+            tuple(1 if dim in slices else size for dim, size in zip(dims, box.sizes, strict=True)),
         )
     own_strides = tuple(strides.get(dim, 0) for dim in dims)
     start += sum(at * stride for at, stride in zip(origin or (), own_strides, strict=False))

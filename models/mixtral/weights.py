@@ -49,7 +49,7 @@ def mixture(
     for matrix, layout in matrices.items():
         for expert in range(model.num_local_experts):
             own = f"{name}.experts.{ours.get(matrix, matrix)}.weight"
-            yield Part(f"{hub}.experts.{expert}.{matrix}.weight", layout, own, expert=expert)
+            yield Part(f"{hub}.experts.{expert}.{matrix}.weight", layout, own, at=(("expert", expert),))
 
 
 def fused_experts(name: str) -> Iterator[Part]:
