@@ -81,6 +81,7 @@ class Elementwise(OperatorKind):
 class Norm(OperatorKind):
     """RMS or layer norm over the last dim: keeps its input and FP32 statistics of each row.
 
+    A weight may have more dims than the last one, such as heads: each of them then has its own.
     The attribute over: names of the last dims, where a norm is over several; it may be split over all but the last of
     them. The ranks then sum one number a row, forward and backward. width: elements of a row, without padding.
     """

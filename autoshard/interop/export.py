@@ -20,6 +20,7 @@ UNWRITTEN = (
     *("linear_attention", "mamba", "conv", "branch_multipliers"),
     *("attention_scores", "clamped_gate", "chunked_attention", "multipliers", "logit_scale", "normalizes_all_heads"),
     *("averages_shared_expert", "normalizes_turned_heads", "normalizes_values", "learns_activation"),
+    "weighs_each_head",
     *("global_attention", "v_head_dim"),
 )
 """Fields of ModelSpec that no framework's file is written with here."""

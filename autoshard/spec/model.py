@@ -94,8 +94,8 @@ class ModelSpec:
     branch_multipliers: Constants by which embeddings and the branches of each block are scaled; absent where none is.
     latent_attention: Widths of multi-head latent attention; absent where a block has none.
     indexer: Sizes of what chooses the keys that a query of latent attention sees; absent where it sees all before it.
-    use_qk_norm: Whether each head's query and key have an RMSNorm of their own, in families that leave it to the
-        config (glm4_moe); absent where not.
+    use_qk_norm: Whether each head's query and key have a norm, an RMSNorm (glm4_moe) or a LayerNorm with weights of the
+        head's own (stablelm), in families that leave it to the config; absent where not.
     use_rms_norm: Whether norms are RMSNorms, in families of LayerNorms that leave it to the config (cohere2_moe);
         absent where not.
     averages_shared_expert: Whether an MLP with a shared expert is the mean of it and the routed ones (cohere2_moe);
@@ -301,8 +301,13 @@ class ModelSpec:
 
     @property
     def normalizes_heads(self) -> bool:
-        """Whether each head's query and key have an RMSNorm of their own."""
+        """Whether each head's query and key are normalised by themselves."""
         return self.use_qk_norm or self.family.qk_norm == EACH_HEAD
+
+    @property
+    def weighs_each_head(self) -> bool:
+        """Whether that norm is a LayerNorm with a weight of its own for each head."""
+        return self.normalizes_heads and self.family.weighs_each_head
 
     @property
     def normalizes_all_heads(self) -> bool:
@@ -311,7 +316,7 @@ class ModelSpec:
 
     @property
     def normalizes_turned_heads(self) -> bool:
-        """Whether the RMSNorm of queries and keys is behind their rotary positions."""
+        """Whether the norm of queries and keys is behind their rotary positions."""
         return self.family.normalizes_turned_heads
 
     @property

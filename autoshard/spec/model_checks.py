@@ -254,7 +254,7 @@ def _check_experts(model: ModelSpec) -> None:
         if getattr(model, flag) and flag not in family.may_have:
             raise AutoshardError(
                 f"{flag}=True of {model.name} must be False: model_type={model.model_type} says itself {said}; "
-                f"{with_trait(flag)} does not"
+                f"the config says it of {with_trait(flag)}"
             )
     if model.averages_shared_expert and not (
         model.shared_expert_intermediate_size and "averages_shared_expert" in family.may_have

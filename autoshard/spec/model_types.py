@@ -54,7 +54,10 @@ class Family:
     has_norm_bias: whether a LayerNorm adds a bias.
     has_norm_weight: whether norms multiply by a weight, and add a bias if they have one: of no family without a weight.
     has_unit_offset: whether norms multiply by 1 plus their weight.
-    qk_norm: an RMSNorm of queries and of keys: "each_head" by itself | "all_heads" together; None: no such norm.
+    qk_norm: a norm of queries and of keys: "each_head" by itself | "all_heads" together; None: no such norm, or
+        may_have has use_qk_norm, by which a config gives each head one.
+    weighs_each_head: whether that norm is a LayerNorm without a bias, with a weight of its own for each head, not an
+        RMSNorm with one weight for all heads.
     normalizes_turned_heads: whether that norm is behind rotary positions, not before them.
     normalizes_values: whether each head's value has an RMSNorm too, one without a weight.
     gates_attention: attention's output is multiplied by a function of a gate: "each_number" of it by one of its own |
@@ -88,6 +91,7 @@ class Family:
     has_norm_weight: bool = True
     has_unit_offset: bool = False
     qk_norm: str | None = None
+    weighs_each_head: bool = False
     normalizes_turned_heads: bool = False
     normalizes_values: bool = False
     gates_attention: str | None = None
@@ -119,6 +123,14 @@ class Family:
         if not self.has_norm_weight and (self.has_unit_offset or self.qk_norm == ALL_HEADS):
             other = f"qk_norm={ALL_HEADS}" if self.qk_norm == ALL_HEADS else "has_unit_offset=True"
             raise AutoshardError(f"has_norm_weight=False of {of} has no kernel with {other}; True has")
+        if self.weighs_each_head:
+            if self.qk_norm != EACH_HEAD and "use_qk_norm" not in self.may_have:
+                raise AutoshardError(
+                    f"weighs_each_head=True of {of} needs qk_norm={EACH_HEAD}, or use_qk_norm in may_have"
+                )
+            if self.has_unit_offset or not self.has_norm_weight:
+                other = "has_unit_offset=True; False" if self.has_unit_offset else "has_norm_weight=False; True"
+                raise AutoshardError(f"weighs_each_head=True of {of} has no kernel with {other} has")
         if self.qk_norm == ALL_HEADS and self.has_unit_offset:
             raise AutoshardError(f"has_unit_offset=True of {of} has no kernel with qk_norm={ALL_HEADS}; False has")
         if self.normalizes_turned_heads and self.qk_norm is None:
@@ -269,7 +281,11 @@ _BUILT_IN = {
     "olmo_hybrid": Family("olmo_hybrid", qk_norm=ALL_HEADS),
     "jais2": Family("nemotron", activations=("relu2",), has_gate=False, normalization=LAYER_NORM),
     "stablelm": Family(
-        "stablelm", normalization=LAYER_NORM, has_output_bias=False, may_have=("use_parallel_residual",)
+        "stablelm",
+        normalization=LAYER_NORM,
+        has_output_bias=False,
+        weighs_each_head=True,
+        may_have=("use_parallel_residual", "use_qk_norm"),
     ),
     "phi": Family(
         "phi",

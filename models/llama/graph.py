@@ -139,7 +139,8 @@ def gated_output(b: GraphBuilder, model: ModelSpec, name: str, context: str, gat
 def normalized_heads(b: GraphBuilder, model: ModelSpec, name: str, q: str, k: str) -> tuple[str, str]:
     """Append the norms of queries and keys that the family has, if any, and return both. name: of the attention."""
     if model.normalizes_heads:
-        return rms_norm(b, model, f"{name}.q_norm", q), rms_norm(b, model, f"{name}.k_norm", k)
+        normalized = norm_of_weighed_heads if model.weighs_each_head else rms_norm
+        return normalized(b, model, f"{name}.q_norm", q), normalized(b, model, f"{name}.k_norm", k)
     if model.normalizes_all_heads:
         return (
             norm_over_heads(b, model, f"{name}.q_norm", q, model.num_attention_heads),
@@ -272,6 +273,14 @@ def rms_norm(b: GraphBuilder, model: ModelSpec, name: str, x: str, weighs: bool 
     weighs = weighs and model.family.has_norm_weight
     inputs = (x, b.parameter(f"{name}.weight", dims[-1])) if weighs else (x,)
     return b.operator("norm", name, inputs, dims, dims[:-1], function="rms", eps=model.norm_eps, **_offset(model))
+
+
+def norm_of_weighed_heads(b: GraphBuilder, model: ModelSpec, name: str, x: str) -> str:
+    """Append a LayerNorm of each head of x [batch, seq, heads, width of a head], with a weight of its own for each, and
+    return its output."""
+    dims = b.dims(x)
+    inputs = (x, b.parameter(f"{name}.weight", " ".join(dims[2:])))
+    return b.operator("norm", name, inputs, dims, dims[:-1], function="layer", eps=model.norm_eps)
 
 
 def norm_over_heads(b: GraphBuilder, model: ModelSpec, name: str, x: str, heads: int, groups: bool = False) -> str:

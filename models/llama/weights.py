@@ -55,6 +55,8 @@ def self_attention(
     if (model.normalizes_heads or model.normalizes_all_heads) and model.family.has_norm_weight:
         for norm, our_norm, projection in ((q_norm, "q_norm", "q_proj"), (k_norm, "k_norm", "k_proj")):
             layout = heads.query_dims[2] if model.normalizes_heads else PROJECTIONS[projection]
+            if model.weighs_each_head:
+                layout = f"({' '.join(projected(heads)[projection].split()[:-1])}) {layout}"
             yield Part(f"{name}.{norm}.weight", layout, f"{ours}.{our_norm}.weight")
 
 

@@ -1,2 +1,2 @@
 """StableLM: Llama's attention, of which a quarter of each head turns, and MLP behind LayerNorms, or side by side behind
-one."""
+one. Heads may have LayerNorms of their own."""

@@ -11,8 +11,6 @@ from autoshard.spec.model import ModelSpec
 ARCHITECTURES = {"stablelm": "StableLmForCausalLM"}
 DEFAULTS = Defaults(norm_eps=1e-5, rope_theta=10_000.0, num_key_value_heads=32)
 ROTARY_PART = 0.25
-UNSUPPORTED: tuple[tuple[str, object], ...] = (("qk_layernorm", True),)
-"""A LayerNorm of each head, with a weight of its own."""
 
 
 def read(config: Config, model_type: str) -> ModelSpec:
@@ -25,6 +23,7 @@ def read(config: Config, model_type: str) -> ModelSpec:
         eps="layer_norm_eps",
         attention_bias=config.value("use_qkv_bias", False),
         use_parallel_residual=config.value("use_parallel_residual", False),
+        use_qk_norm=config.value("qk_layernorm", False),
         **partial_rope(config, DEFAULTS.rope_theta, ROTARY_PART),
     )
 
@@ -33,5 +32,6 @@ def write(model: ModelSpec) -> dict[str, Any]:
     return written_as_llama(model, "layer_norm_eps") | {
         "use_qkv_bias": model.attention_bias,
         "use_parallel_residual": model.use_parallel_residual,
+        "qk_layernorm": model.use_qk_norm,
         "partial_rotary_factor": model.partial_rotary_factor,
     }

@@ -476,6 +476,10 @@ MODELS["phi of 6 heads"] = replace(
 )
 MODELS["stablelm"] = replace(LLAMA, model_type="stablelm", attention_bias=True, partial_rotary_factor=0.25)
 MODELS["stablelm, side by side"] = replace(MODELS["stablelm"], use_parallel_residual=True, attention_bias=False)
+MODELS["stablelm, norms of heads"] = replace(MODELS["stablelm, side by side"], num_key_value_heads=2, use_qk_norm=True)
+MODELS["stablelm of 6 heads"] = replace(
+    MODELS["stablelm, norms of heads"], hidden_size=48, num_attention_heads=6, num_key_value_heads=3, vocab_size=93
+)
 MODELS["granite hybrid, groups"] = replace(MODELS["granite hybrid"], mamba=Mamba(16, 8, 12, 4, 8, True, 4))
 MODELS["lfm2"] = replace(
     LLAMA,

@@ -347,6 +347,13 @@ CONFIGS["stablelm, side by side, biases"] = {
     "tie_word_embeddings": True,
     "rope_parameters": LLAMA3_ROPE,
 }
+CONFIGS["stablelm, norms of heads"] = {**STABLELM, "num_key_value_heads": 2, "qk_layernorm": True}
+CONFIGS["stablelm, norms of heads, side by side"] = {
+    **STABLELM,
+    "num_key_value_heads": 8,
+    "qk_layernorm": True,
+    "use_parallel_residual": True,
+}
 FOUR_LAYERS = {**SMALL, **MULTIPLIERS, "num_hidden_layers": 4, "sliding_window": 9, **NO_TOKENS}
 CONFIGS["granite swa"] = {**FOUR_LAYERS, "model_type": "granite_swa", "layer_rope_theta": [1e4, 50.0, 0, 50.0]}
 CONFIGS["granite swa, biases, stretched"] = {

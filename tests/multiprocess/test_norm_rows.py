@@ -4,18 +4,21 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812  # the name that torch's own documentation uses
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from autoshard.runtime.torch_backend import pointwise
-from autoshard.runtime.torch_backend.recomputing_ops import OffsetLayerNorm, OffsetRmsNorm, RmsNorm
+from autoshard.runtime.torch_backend.recomputing_ops import OffsetLayerNorm, OffsetRmsNorm, RmsNorm, WeighedLayerNorm
 
 ROWS, WIDTH = (3, 10), 8
 
 
 def drawn(norm: Any, dtype: torch.dtype) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """(the input of a norm, its weight and its bias, if it has one; a gradient of its output)."""
+    """(the input of a norm, its weight and its bias, if it has one; a gradient of its output). Where heads have weights
+    of their own, the last rows are heads."""
     random = torch.Generator().manual_seed(0)
-    shapes = ((*ROWS, WIDTH), (*ROWS, WIDTH), (WIDTH,), (WIDTH,))
+    weight = (*ROWS[1:], WIDTH) if norm is WeighedLayerNorm else (WIDTH,)
+    shapes = ((*ROWS, WIDTH), (*ROWS, WIDTH), weight, (WIDTH,))
     x, grad, *weights = (torch.randn(*shape, generator=random).to(dtype) for shape in shapes)
     return [one.requires_grad_() for one in (x, *weights[: 1 + (norm is OffsetLayerNorm)])], grad
 
@@ -26,13 +29,21 @@ def normed(norm: Any, inputs: list[torch.Tensor], grad: torch.Tensor) -> list[to
     return [out.detach(), *torch.autograd.grad(out, inputs, grad)]
 
 
-@pytest.mark.parametrize("norm", [RmsNorm, OffsetRmsNorm, OffsetLayerNorm])
+@pytest.mark.parametrize("norm", [RmsNorm, OffsetRmsNorm, OffsetLayerNorm, WeighedLayerNorm])
 @pytest.mark.parametrize("at_once", [1, 4 * WIDTH, 29 * WIDTH])  # fewer than a row has, and numbers that leave a rest
 def test_some_rows_at_a_time_are_all(norm: Any, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = normed(norm, *drawn(norm, torch.float64))
     monkeypatch.setattr(pointwise, "AT_ONCE", at_once)
     torch.testing.assert_close(normed(norm, *drawn(norm, torch.float64)), whole, rtol=1e-12, atol=1e-12)
     assert [one.dtype for one in normed(norm, *drawn(norm, torch.bfloat16))] == [torch.bfloat16] * len(whole)
+
+
+def test_a_layer_norm_with_a_weight_for_each_head_is_torchs_of_each() -> None:
+    (x, weight), grad = drawn(WeighedLayerNorm, torch.float64)
+    heads = zip(x.unbind(1), weight, strict=True)
+    apart = torch.stack([F.layer_norm(head, (WIDTH,), own, None, 1e-5) for head, own in heads], 1)
+    expected = [apart.detach(), *torch.autograd.grad(apart, (x, weight), grad)]
+    torch.testing.assert_close(normed(WeighedLayerNorm, [x, weight], grad), expected, rtol=1e-12, atol=1e-12)
 
 
 class Largest(TorchDispatchMode):

@@ -117,7 +117,7 @@ def _norm(place: Place, x: Array, weight: Array | None = None, *bias: Array) -> 
         return x * scale, lambda grad: (scale * (grad - x * scale**2 * (grad * x).mean(-1, keepdims=True)),)
     if place.attributes.get("over"):
         return _norm_over_several(place, x, weight)
-    rows = tuple(range(len(place.axes), x.ndim - 1))
+    rows = tuple(range(len(place.axes), x.ndim - len(place.dims(1))))
     centred = x - x.mean(-1, keepdims=True) if place.attributes["function"] == "layer" else x
     scale = (np.square(centred).mean(-1, keepdims=True) + place.attributes["eps"]) ** -0.5
     normal = centred * scale

@@ -47,7 +47,12 @@ def test_nxd_runs_it() -> None:
 
 @pytest.mark.parametrize(
     ("name", "trait"),
-    [("dbrx", "attention_scores"), ("olmo-7b", "has_norm_weight=False"), ("nemotron4-340b", "has_unit_offset")],
+    [
+        ("dbrx", "attention_scores"),
+        ("olmo-7b", "has_norm_weight=False"),
+        ("nemotron4-340b", "has_unit_offset"),
+        ("stablelm-2-12b", "weighs_each_head"),
+    ],
 )
 def test_no_other_frameworks_file_is_written_for_it(name: str, trait: str) -> None:
     plan = replace(plan_70b(), model=load_model(name))

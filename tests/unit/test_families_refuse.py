@@ -55,7 +55,7 @@ STEP_WINDOWS = {"layer_types": ["full_attention", *["sliding_attention"] * 3], "
         ("kolibri1", {"sliding_window": None}, "sliding_window=null of m is not supported; a number of tokens is"),
         ("kolibri1", {"attention_bias": True}, "attention_bias=True of m is not supported; False is"),
         ("kolibri1", {}, "moe_intermediate_size is missing from the config of m"),
-        ("stablelm", {"qk_layernorm": True}, "qk_layernorm=True of m is not supported; False is"),
+        ("stablelm", {"qk_layernorm": 1}, "use_qk_norm=1 of m must be true or false"),
         ("stablelm", {"hidden_dropout": 0.1}, "hidden_dropout=0.1 of m is not supported; 0.0 is"),
         (
             "stablelm",

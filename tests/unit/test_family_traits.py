@@ -17,6 +17,7 @@ from autoshard.models.huggingface import from_config, to_config
 from autoshard.models.nearest import published_keys
 from autoshard.models.registry import load_model
 from autoshard.models.stage import dim_sizes, published_sizes, stage_graph
+from autoshard.models.weights import checkpoint_parts
 from autoshard.spec.attention_heads import GlobalAttention
 from autoshard.spec.branch_multipliers import BranchMultipliers
 from autoshard.spec.clamped_gate import ClampedGate
@@ -112,6 +113,20 @@ def test_blocks_of_two_mixers_that_do_not_fit_are_refused(name: str, fields: dic
     with pytest.raises(AutoshardError) as error:
         replace(MODELS[name], **fields)
     assert str(error.value) == text
+
+
+def test_each_head_of_stablelm_2_12b_has_a_layer_norm_with_a_weight_of_its_own() -> None:
+    """Two key-value heads serve four query heads each: the second weight of the queries is of their first group."""
+    model, name = MODELS["stablelm, norms of heads"], "model.layers.0.self_attn"
+    graph = stage_graph(model, dim_sizes(model, 1, 16), range(1), first=True, last=True)
+    norms = {op.name: op for op in graph.operators if op.kind == "norm" and op.name.startswith(name)}
+    assert {(op.attributes["function"], len(op.inputs)) for op in norms.values()} == {("layer", 2)}
+    weights = [graph.tensors[op.inputs[1]] for op in norms.values()]
+    assert [tensor.dims for tensor in weights] == [("kvhead", "group", "headdim"), ("kvhead", "headdim")]
+    assert not {tensor.name for tensor in weights} & graph.matrices
+    parts = [part for part in checkpoint_parts(model) if part.parameter.startswith(f"{name}.q_norm")]
+    assert [part.tensor for part in parts[:2]] == [f"{name}.q_layernorm.norms.{head}.weight" for head in (0, 1)]
+    assert [part.at for part in parts] == [(("kvhead", key), ("group", query)) for key in (0, 1) for query in range(4)]
 
 
 @pytest.mark.parametrize("numbers", [(1.0,), [1.0, 1.0]])

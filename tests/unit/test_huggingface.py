@@ -138,7 +138,8 @@ def parameters(model: ModelSpec) -> int:
         return vocabulary + layers * (attention + recurrence(model) + 3 * hidden * ffn + 2 * hidden) + hidden
     if model.model_type == "stablelm":  # three matrices, norms of weight and bias
         biases = (queries + 2 * keys) * model.attention_bias
-        return vocabulary + layers * (attention + 3 * hidden * ffn + 4 * hidden + biases) + 2 * hidden
+        norms = (2 if model.use_parallel_residual else 4) * hidden + (queries + keys) * model.use_qk_norm
+        return vocabulary + layers * (attention + 3 * hidden * ffn + norms + biases) + 2 * hidden
     if model.model_type == "arcee":  # two matrices, RMS norms, no biases
         return vocabulary + layers * (attention + 2 * hidden * ffn + 2 * hidden) + hidden
     if model.model_type == "olmo":  # no norm has parameters
@@ -314,6 +315,8 @@ def recurrence(model: ModelSpec) -> int:
         ("qwen3-next-80b-a3b", 79_674_391_296),
         ("granite-swash-3b-a600m", 3_020_382_000),
         ("stablelm-3b-4e1t", 2_795_443_200),
+        ("stablelm-2-1.6b", 1_644_515_328),
+        ("stablelm-2-12b", 12_143_185_920),
         ("kolibri-1", 78_103_055_360),
         ("granite-4.0-h-micro", 3_191_396_096),
         ("granite-4.0-h-tiny", 6_939_037_248),

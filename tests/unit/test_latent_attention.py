@@ -245,8 +245,8 @@ def test_glm_turns_half_of_each_head_and_says_itself_whether_heads_have_norms() 
     with pytest.raises(AutoshardError) as raised:
         replace(MODELS["llama"], use_qk_norm=True)
     assert str(raised.value) == (
-        "use_qk_norm=True of tiny-llama must be False: model_type=llama says itself whether heads have norms; glm4_moe "
-        "does not"
+        "use_qk_norm=True of tiny-llama must be False: model_type=llama says itself whether heads have norms; the "
+        "config says it of glm4_moe, stablelm"
     )
     layout = strategy(tp=8, pp=4, layers=(12, 12, 11, 11))
     with pytest.raises(AutoshardError) as raised:

@@ -152,8 +152,11 @@ def test_what_a_stablelm_config_leaves_out() -> None:
     other = read("stablelm", **fields, num_key_value_heads=8, layer_norm_eps=1e-6)
     assert (other.attention_bias, other.output_projection_bias, other.rotary_dim) == (True, False, 64)
     assert (other.use_parallel_residual, other.norm_eps) == (True, 1e-6)
-    for one in (model, other):
-        assert from_config(to_config(one), "m") == one
+    assert (other.normalizes_heads, other.weighs_each_head) == (False, False)
+    large = load_model("stablelm-2-12b")
+    assert (large.use_qk_norm, large.weighs_each_head, large.use_parallel_residual) == (True, True, True)
+    for one in (model, other, large):
+        assert from_config(to_config(one), one.name) == one
 
 
 def test_what_a_config_of_granite_with_windows_leaves_out() -> None:
@@ -461,8 +464,8 @@ def test_only_cohere2_moe_leaves_norms_and_the_mean_of_experts_to_the_config() -
     with pytest.raises(AutoshardError) as error:
         replace(MODELS["cohere2"], use_rms_norm=True)
     assert str(error.value) == (
-        "use_rms_norm=True of tiny-llama must be False: model_type=cohere2 says itself which norms it has; cohere2_moe "
-        "does not"
+        "use_rms_norm=True of tiny-llama must be False: model_type=cohere2 says itself which norms it has; the "
+        "config says it of cohere2_moe"
     )
     for model in (MODELS["hy3"], replace(MODELS["cohere2 moe, RMS norms"], shared_expert_intermediate_size=0)):
         with pytest.raises(AutoshardError) as error:

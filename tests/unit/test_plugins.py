@@ -259,6 +259,18 @@ def test_a_family_has_the_traits_of_those_that_are_built_in(tmp_path: Path, monk
             "has_norm_weight=False, has_unit_offset=True",
             "has_norm_weight=False of family bad has no kernel with has_unit_offset=True; True has",
         ),
+        (
+            "weighs_each_head=True, qk_norm='all_heads'",
+            "weighs_each_head=True of family bad needs qk_norm=each_head, or use_qk_norm in may_have",
+        ),
+        (
+            "weighs_each_head=True, qk_norm='each_head', has_unit_offset=True",
+            "weighs_each_head=True of family bad has no kernel with has_unit_offset=True; False has",
+        ),
+        (
+            "weighs_each_head=True, may_have=('use_qk_norm',), has_norm_weight=False",
+            "weighs_each_head=True of family bad has no kernel with has_norm_weight=False; True has",
+        ),
         ("qk_norm='heads'", "qk_norm='heads' of family bad must be one of: each_head, all_heads"),
         (
             "needs=('router',)",

@@ -176,6 +176,8 @@ PUBLISHED: tuple[tuple[str, Callable[[ModelSpec], int], str, str], ...] = (
     ("kolibri-1", parameter_count, "78103074560", "a page on a quantised form of it"),
     ("kolibri-1", active, "3.46e9", "the same"),
     ("stablelm-3b-4e1t", parameter_count, "2795443200", "model card"),
+    ("stablelm-2-1.6b", parameter_count, "1.644e9", "model card, whose last digits are not the checkpoint's"),
+    ("stablelm-2-12b", parameter_count, "12.143e9", "the same"),
     ("granite-swash-3b-a600m", parameter_count, "3.02e9", "a table of KV caches in another project"),
     ("granite-swash-3b-a600m", active, "0.598e9", "the same"),
     ("granite-4.0-h-small", parameter_count, "32e9", "model card"),

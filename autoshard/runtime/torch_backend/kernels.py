@@ -34,6 +34,7 @@ from autoshard.runtime.torch_backend.recomputing_ops import (
     OffsetRmsNorm,
     RmsNorm,
     TimesTable,
+    WeighedLayerNorm,
     WholeCrossEntropy,
 )
 from autoshard.runtime.torch_backend.recurrences import causal_conv, gated_delta_rule, state_space_scan
@@ -182,6 +183,8 @@ def _norm(context: Context, step: OperatorStep) -> Kernel:
         return _norm_over_several(context, step)
     if op.attributes["function"] == "rms":
         return lambda x, weight=None: RmsNorm.apply(x, x.new_ones(size) if weight is None else weight, eps)
+    if any(len(context.dims(name)) > 1 for name in op.inputs[1:]):
+        return lambda x, weight: WeighedLayerNorm.apply(x, weight, eps)
     return lambda x, weight=None, bias=None: F.layer_norm(x, size, weight, bias, eps)
 
 

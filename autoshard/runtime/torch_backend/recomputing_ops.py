@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -107,17 +108,25 @@ class OffsetLayerNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:
         x, weight, scale = ctx.saved_tensors
-        factors = 1 + _as(weight, scale.dtype)
-        if not has_pieces((x, grads[0])):
-            grad_x, of_weight, of_bias = _layer_norm_of_rows(x, factors, scale, grads[0])
-            return _as(grad_x, x.dtype), _as(of_weight, weight.dtype), _as(of_bias, ctx.bias_dtype), None
-        found, *totals = torch.empty_like(x), torch.zeros_like(factors), torch.zeros_like(factors)
-        for some, of_rows, grad, to_x in _rows_at_a_time(x, scale, grads[0], found):
-            grad_x, *sums = _layer_norm_of_rows(some, factors, of_rows, grad)
-            to_x.copy_(grad_x)
-            for total, one in zip(totals, sums, strict=True):
-                total.add_(one)
-        return found, _as(totals[0], weight.dtype), _as(totals[1], ctx.bias_dtype), None
+        grad_x, of_weight, of_bias = _layer_norm_backward(x, 1 + _as(weight, scale.dtype), scale, grads[0], biased=True)
+        return grad_x, _as(of_weight, weight.dtype), _as(of_bias, ctx.bias_dtype), None
+
+
+class WeighedLayerNorm(torch.autograd.Function):
+    """(x - mean) / sqrt(variance + eps) * weight over the last dim, computed in FP32 (or FP64). Keeps x and one number
+    a row. A weight of more dims than the last one, such as heads, is one for each of them."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        out, scale = _some_rows_at_a_time(_weighed_layer_norm, x, weight, eps)
+        ctx.save_for_backward(x, weight, scale)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+        x, weight, scale = ctx.saved_tensors
+        grad_x, of_weight = _layer_norm_backward(x, _as(weight, scale.dtype), scale, grads[0], biased=False)
+        return grad_x, _as(of_weight, weight.dtype), None
 
 
 def _rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -133,25 +142,52 @@ def _offset_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple
 def _offset_layer_norm(
     x: torch.Tensor, weight: torch.Tensor, eps: float, bias: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    accurate = at_least_fp32(x)
-    centred = accurate - accurate.mean(-1, keepdim=True)
-    scale = centred.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
-    normal = centred.mul_(scale).mul_(1 + _as(weight, scale.dtype))
+    normal, scale = _normal(x, eps)
+    normal = normal.mul_(1 + _as(weight, scale.dtype))
     return _as(normal.add_(_as(bias, scale.dtype)), x.dtype), scale
 
 
+def _weighed_layer_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+    normal, scale = _normal(x, eps)
+    return _as(normal.mul_(_as(weight, scale.dtype)), x.dtype), scale
+
+
+def _normal(x: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each row less its mean times its scale, and that scale."""
+    accurate = at_least_fp32(x)
+    centred = accurate - accurate.mean(-1, keepdim=True)
+    scale = centred.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
+    return centred.mul_(scale), scale
+
+
+def _layer_norm_backward(
+    x: torch.Tensor, factors: torch.Tensor, scale: torch.Tensor, grad: torch.Tensor, biased: bool
+) -> tuple[torch.Tensor, ...]:
+    """Gradients of x, of the factors by which its columns are multiplied and, if biased, of what is added to them; all
+    but the first in the dtype of `scale`. scale: of each row. Of many rows some at a time, as `_rms_norm_backward`."""
+    if not has_pieces((x, grad)):
+        grad_x, *sums = _layer_norm_of_rows(x, factors, scale, grad, biased)
+        return _as(grad_x, x.dtype), *sums
+    found, totals = torch.empty_like(x), [torch.zeros_like(factors) for _ in range(1 + biased)]
+    for some, of_rows, grad_out, to_x in _rows_at_a_time(x, scale, grad, found, dims=factors.dim()):
+        grad_x, *sums = _layer_norm_of_rows(some, factors, of_rows, grad_out, biased)
+        to_x.copy_(grad_x)
+        for total, one in zip(totals, sums, strict=True):
+            total.add_(one)
+    return found, *totals
+
+
 def _layer_norm_of_rows(
-    x: torch.Tensor, factors: torch.Tensor, scale: torch.Tensor, grad: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gradients of x, of the factors by which its columns are multiplied and of what is added to them, in the dtype of
-    `scale`. scale: of each row."""
+    x: torch.Tensor, factors: torch.Tensor, scale: torch.Tensor, grad: torch.Tensor, biased: bool
+) -> tuple[torch.Tensor, ...]:
+    """`_layer_norm_backward` in the dtype of `scale`."""
     accurate, grad = at_least_fp32(x), _as(grad, scale.dtype)
     normal = (accurate - accurate.mean(-1, keepdim=True)).mul_(scale)
     weighted = grad * factors
     along = (weighted * normal).mean(-1, keepdim=True)
     grad_x = (weighted - weighted.mean(-1, keepdim=True)).sub_(normal * along).mul_(scale)
-    rows = tuple(range(x.dim() - 1))
-    return grad_x, (grad * normal).sum(rows), grad.sum(rows)
+    rows = tuple(range(x.dim() - factors.dim()))
+    return grad_x, (grad * normal).sum(rows), *([grad.sum(rows)] if biased else [])
 
 
 def _some_rows_at_a_time(
@@ -164,16 +200,16 @@ def _some_rows_at_a_time(
     if (norm is _rms_norm and x.device.type == "cuda") or not has_pieces((x,)):
         return norm(x, weight, eps)
     found = torch.empty_like(x), x.new_empty((*x.shape[:-1], 1), dtype=torch.promote_types(x.dtype, torch.float32))
-    for some, *to in _rows_at_a_time(x, *found):
+    for some, *to in _rows_at_a_time(x, *found, dims=weight.dim()):
         for part, value in zip(to, norm(some, weight, eps), strict=True):
             part.copy_(value)
     return found
 
 
-def _rows_at_a_time(x: torch.Tensor, *others: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Some rows of x and the same rows of the others at a time."""
-    rows = max(1, at_once(x) // x.shape[-1])
-    return zip(*(one.flatten(0, -2).split(rows) for one in (x, *others)), strict=True)
+def _rows_at_a_time(x: torch.Tensor, *others: torch.Tensor, dims: int = 1) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Some rows of x and the same rows of the others at a time. dims: those of a row, the last ones."""
+    rows = max(1, at_once(x) // prod(x.shape[-dims:]))
+    return zip(*(one.flatten(0, -1 - dims).split(rows) for one in (x, *others)), strict=True)
 
 
 def _rms_norm_backward(
