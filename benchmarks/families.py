@@ -82,6 +82,7 @@ MODELS: dict[str, tuple[str, str, int]] = {
     "hunyuan_v1_moe": ("hunyuan-a13b", "trn2.48xlarge", 8),
     "apertus": ("apertus-70b", "trn2.48xlarge", 16),
     "afmoe": ("trinity-large", "trn2.48xlarge", 32),
+    "cohere": ("command-r-plus", "trn2.48xlarge", 16),
     "cohere2": ("command-a", "trn2.48xlarge", 16),
     "ministral3": ("ministral-3-14b", "trn2.48xlarge", 2),
     "nemotron_h": ("nemotron-3-nano-30b-a3b", "trn2.48xlarge", 4),

@@ -86,8 +86,8 @@ class Graph:
         """Names of the parameters that are matrices: weight decay applies to these and to no others.
 
         A matrix has two dims or more where it is published, in the checkpoints of a family or in a traced module, and
-        is no bias. A product, a look-up or a convolution reads it. Dims of ours do not count: what is published as a
-        vector over all heads has several here, and a matrix of one row has one.
+        is no bias, nor the weights of a norm of each head. A product, a look-up or a convolution reads it. Dims of ours
+        do not count: what is published as a vector over all heads has several here, and a matrix of one row has one.
         """
         read = {name for op in self.operators if op.kind in _MATRIX_READERS for name in op.inputs[1:2]}
         return frozenset(

@@ -246,6 +246,14 @@ _BUILT_IN = {
     "hunyuan_v1_moe": Family(
         "hunyuan", experts=_SHARED, counts_shared_experts=True, qk_norm=EACH_HEAD, normalizes_turned_heads=True
     ),
+    "cohere": Family(
+        "cohere2",
+        normalization=LAYER_NORM,
+        has_norm_bias=False,
+        weighs_each_head=True,
+        turns_neighbours=True,
+        may_have=("use_qk_norm",),
+    ),
     "cohere2": Family("cohere2", normalization=LAYER_NORM, has_norm_bias=False, turns_neighbours=True),
     "cohere2_moe": Family(
         "cohere2",

@@ -1,4 +1,4 @@
-"""The config.json of Cohere 2: Command R7B, Command A and Command A+."""
+"""The config.json of Cohere: Command R, Command R+ and Aya 23; and of Cohere 2: Command R7B, Command A and A+."""
 
 from __future__ import annotations
 
@@ -22,8 +22,13 @@ from autoshard.spec.model_types import (
 )
 from autoshard.spec.router import GREEDY, Router
 
-ARCHITECTURES = {"cohere2": "Cohere2ForCausalLM", "cohere2_moe": "Cohere2MoeForCausalLM"}
+ARCHITECTURES = {
+    "cohere": "CohereForCausalLM",
+    "cohere2": "Cohere2ForCausalLM",
+    "cohere2_moe": "Cohere2MoeForCausalLM",
+}
 DEFAULTS = {
+    "cohere": Defaults(norm_eps=1e-5, rope_theta=500_000.0),
     "cohere2": Defaults(norm_eps=1e-5, rope_theta=10_000.0),
     "cohere2_moe": Defaults(norm_eps=1e-5, rope_theta=10_000.0, head_dim=128),
 }
@@ -39,13 +44,15 @@ ONLY = {
     "use_qk_norm": False,
     "layer_norm_bias": False,
 }
-"""Keys of published configs that transformers does not read, and what it builds."""
+"""Keys of published configs of Cohere 2 that transformers does not read, and what it builds."""
 SUM, AVERAGE = "sum", "average"
 PREFIX_PATTERN = "prefix_dense_sliding_window_pattern"
 """The pattern of windows among the first blocks, which have no experts; 1 gives positions to all without experts."""
 
 
 def read(config: Config, model_type: str) -> ModelSpec:
+    if model_type == "cohere":
+        return _scaled(config, model_type, use_qk_norm=config.value("use_qk_norm", False))
     for key, known in ONLY.items():
         config.only(key, known)
     layers = config.integer("num_hidden_layers", at_most=MOST_REPEATED)
@@ -79,18 +86,28 @@ def _read(
         ROPE if word == SLIDING_ATTENTION or turns else NOPE for word, turns in zip(types, dense, strict=True)
     )
     has_rms_norm = model_type == "cohere2_moe" and config.gives("rms_norm_eps")
+    return _scaled(
+        config,
+        model_type,
+        eps="rms_norm_eps" if has_rms_norm else "layer_norm_eps",
+        use_rms_norm=has_rms_norm,
+        position_types=positions if NOPE in positions else (),
+        **more,
+        **needed_windows(config, WINDOW, types),
+    )
+
+
+def _scaled(config: Config, model_type: str, eps: str = "layer_norm_eps", **more: Any) -> ModelSpec:
+    """The model with what configs of both generations say. eps, more: as of `read_as_llama`."""
     return read_as_llama(
         config,
         model_type,
         DEFAULTS[model_type],
-        eps="rms_norm_eps" if has_rms_norm else "layer_norm_eps",
-        use_rms_norm=has_rms_norm,
+        eps=eps,
         attention_bias=config.value("attention_bias", False),
         tie_word_embeddings=config.value("tie_word_embeddings", True),
         logit_scale=config.positive("logit_scale", LOGIT_SCALE),
-        position_types=positions if NOPE in positions else (),
         **more,
-        **needed_windows(config, WINDOW, types),
     )
 
 
@@ -119,9 +136,10 @@ def _experts(config: Config, mlps: tuple[str, ...]) -> dict[str, Any]:
 
 def write(model: ModelSpec) -> dict[str, Any]:
     config = written_as_llama(model, "rms_norm_eps" if model.use_rms_norm else "layer_norm_eps")
+    config |= {"attention_bias": model.attention_bias, "logit_scale": model.logit_scale}
+    if model.model_type == "cohere":
+        return config | {"use_qk_norm": model.use_qk_norm}
     config |= {
-        "attention_bias": model.attention_bias,
-        "logit_scale": model.logit_scale,
         "sliding_window": model.sliding_window or WINDOW,
         "layer_types": list(model.layer_types or one_kind(model)),
     }

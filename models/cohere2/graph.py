@@ -1,4 +1,5 @@
-"""The graph of Cohere 2 as operators over named dims: attention and MLP read one norm of the block's input."""
+"""The graph of Cohere and Cohere 2 as operators over named dims: attention and MLP read one norm of the block's
+input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The names and the form of our parameters in Hugging Face checkpoints of Cohere 2."""
+"""The names and the form of our parameters in Hugging Face checkpoints of Cohere and of Cohere 2."""
 
 from __future__ import annotations
 

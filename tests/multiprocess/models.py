@@ -540,6 +540,12 @@ MODELS["cohere2"] = replace(
     position_types=(*("rope",) * 3, "nope"),
     logit_scale=0.25,
 )
+MODELS["cohere"] = replace(
+    LLAMA, model_type="cohere", num_key_value_heads=2, tie_word_embeddings=True, use_qk_norm=True, logit_scale=0.25
+)
+MODELS["cohere of 6 heads"] = replace(
+    MODELS["cohere"], hidden_size=48, num_attention_heads=6, num_key_value_heads=3, vocab_size=93
+)
 MODELS["cohere2 moe"] = replace(
     MODELS["cohere2"],
     model_type="cohere2_moe",

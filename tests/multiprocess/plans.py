@@ -517,6 +517,9 @@ CASES[2] |= {
     ),
     "hunyuan moe tp, no sequence parallel": ("hunyuan moe", strategy(tp=2, sp=False, kernel="plain"), 2),
     "cwm ulysses": ("cwm", strategy(cp=2, attention="ulysses"), 2),
+    "cohere tp": ("cohere", strategy(tp=2, recompute="attention+mlp"), 2),
+    "cohere zigzag ring, ZeRO-3": ("cohere", strategy(cp=2, zero=3, attention="zigzag_ring", recompute="full"), 2),
+    "cohere pp, uneven, zero bubble": ("cohere", strategy(pp=2, layers=(3, 1), schedule="zero_bubble"), 3),
     "cohere2 tp": ("cohere2", strategy(tp=2, recompute="attention+mlp"), 2),
     "cohere2 zigzag ring, ZeRO-3": ("cohere2", strategy(cp=2, zero=3, attention="zigzag_ring", recompute="full"), 2),
     "cohere2 pp, uneven, zero bubble": ("cohere2", strategy(pp=2, layers=(3, 1), schedule="zero_bubble"), 3),
@@ -621,6 +624,8 @@ CASES[4] |= {
     "hunyuan, padded and replicated heads": ("hunyuan, biases", strategy(tp=4), 2),
     "hunyuan moe ep x tp": ("hunyuan moe", strategy(tp=2, dp=2, ep=2), 2),
     "cwm, kv replicated": ("cwm", strategy(tp=4, sp=False), 2),
+    "cohere, kv replicated": ("cohere", strategy(tp=4, sp=False), 2),
+    "cohere, 6 heads, tp 4": ("cohere of 6 heads", strategy(tp=4), 2),
     "cohere2, kv replicated": ("cohere2", strategy(tp=4, sp=False), 2),
     "a.x-k1 ep x tp": ("a.x-k1", strategy(tp=2, dp=2, ep=2, sp=False), 2),
     "cohere2 moe ep x tp": ("cohere2 moe", strategy(tp=2, dp=2, ep=2), 2),
@@ -948,7 +953,7 @@ LATER_FAMILIES = (
     *("deepseek_v32", "glm_moe_dsa", "glm", "granitemoe", "granitemoeshared", "flex_olmo", "lfm2", "lfm2_moe"),
     *("kimi_linear", "mimo_v2_flash", "olmo_hybrid", "lfm3", "bailing_hybrid", "mellum", "hyperclovax"),
     *("laguna", "starcoder2", "jais2", "gemma", "olmo", "nanochat", "cohere2_moe", "axk1"),
-    *("granite_swa", "granitemoe_swa", "stablelm", "kolibri1", "step3p5", "phi", "falcon_h1"),
+    *("granite_swa", "granitemoe_swa", "stablelm", "kolibri1", "step3p5", "phi", "falcon_h1", "cohere"),
 )
 FURTHER = {
     *("kv replicated twice", "kv replicated x zigzag ring", "ring of 4, sliding window", "dp x cp"),

@@ -899,6 +899,19 @@ CONFIGS["solar open, biases, groups"] = {
     "topk_group": 2,
     "norm_topk_prob": False,
 }
+COHERE = {**SMALL, "model_type": "cohere", **NO_TOKENS}
+CONFIGS["cohere"] = COHERE
+CONFIGS["cohere, norms of heads, stretched"] = {
+    **COHERE,
+    "num_key_value_heads": 2,
+    "head_dim": 12,
+    "use_qk_norm": True,
+    "attention_bias": True,
+    "tie_word_embeddings": False,
+    "logit_scale": 0.7,
+    "layer_norm_eps": 1e-3,
+    "rope_parameters": LLAMA3_ROPE,
+}
 CONFIGS["cohere2"] = {**SMALL, "model_type": "cohere2", "num_hidden_layers": 4, "sliding_window": 9, **NO_TOKENS}
 CONFIGS["cohere2, biases, positions in all blocks"] = {
     **SMALL,

@@ -443,6 +443,9 @@ STEP_WINDOWS = {"layer_types": ["full_attention", *["sliding_attention"] * 3], "
         ),
         ("youtu", {"attention_bias": True}, "attention_bias=True of m is not supported; False is"),
         ("solar_open", {"first_k_dense_replace": 1}, "first_k_dense_replace=1 of m is not supported; 0 is"),
+        ("cohere", {"use_qk_norm": "yes"}, "use_qk_norm='yes' of m must be true or false"),
+        ("cohere", {"logit_scale": 0}, "logit_scale=0 of m must be a finite number above 0"),
+        ("cohere", {"hidden_act": "gelu"}, "hidden_act='gelu' of m must be one of: silu"),
         ("cohere2", {"use_qk_norm": True}, "use_qk_norm=True of m is not supported; False is"),
         (
             "cohere2",

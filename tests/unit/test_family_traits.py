@@ -129,6 +129,13 @@ def test_each_head_of_stablelm_2_12b_has_a_layer_norm_with_a_weight_of_its_own()
     assert [part.at for part in parts] == [(("kvhead", key), ("group", query)) for key in (0, 1) for query in range(4)]
 
 
+def test_command_r_plus_has_the_norms_of_all_heads_in_one_tensor() -> None:
+    name = "model.layers.0.self_attn"
+    parts = {part.tensor: part.layout for part in checkpoint_parts(MODELS["cohere"])}
+    assert parts[f"{name}.q_norm.weight"] == "(kvhead group) headdim"
+    assert parts[f"{name}.k_norm.weight"] == "(kvhead) headdim"
+
+
 @pytest.mark.parametrize("numbers", [(1.0,), [1.0, 1.0]])
 def test_constants_of_another_number_are_refused(numbers: Any) -> None:
     with pytest.raises(AutoshardError, match="of branch_multipliers must be a list of 2 numbers"):

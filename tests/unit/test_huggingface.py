@@ -123,8 +123,9 @@ def parameters(model: ModelSpec) -> int:
         return vocabulary + layers * (attention + 2 * hidden * ffn + 4 * hidden) + 2 * hidden
     if model.family.has_one_branch:
         return vocabulary + hidden + sum(hidden + one_branch(model, layer) for layer in range(layers))
-    if model.model_type == "cohere2":  # three matrices, one norm without a bias
-        return vocabulary + layers * (attention + 3 * hidden * ffn + hidden) + hidden
+    if model.model_type in ("cohere", "cohere2"):  # three matrices, one norm without a bias, perhaps those of heads
+        heads = (queries + keys) * model.use_qk_norm
+        return vocabulary + layers * (attention + 3 * hidden * ffn + hidden + heads) + hidden
     if model.model_type == "apertus":  # two matrices and two numbers, RMS norms, those of a head too
         return vocabulary + layers * (attention + 2 * hidden * ffn + 2 + 2 * hidden + 2 * model.head_dim) + hidden
     if model.model_type in ("jais2", "starcoder2"):  # the same with biases
@@ -379,6 +380,11 @@ def recurrence(model: ModelSpec) -> int:
         ("trinity-large", 398_635_272_192),
         ("command-r7b", 8_028_033_024),
         ("command-a", 111_057_580_032),
+        ("aya-23-8b", 8_028_033_024),
+        ("command-r", 34_980_831_232),
+        ("command-r-08-2024", 32_296_476_672),
+        ("command-r-plus", 103_810_674_688),
+        ("command-r-plus-08-2024", 103_810_674_688),
         ("ministral-3-3b", 3_429_006_336),
         ("ministral-3-8b", 8_489_553_920),
         ("ministral-3-14b", 13_506_073_600),

@@ -246,7 +246,7 @@ def test_glm_turns_half_of_each_head_and_says_itself_whether_heads_have_norms() 
         replace(MODELS["llama"], use_qk_norm=True)
     assert str(raised.value) == (
         "use_qk_norm=True of tiny-llama must be False: model_type=llama says itself whether heads have norms; the "
-        "config says it of glm4_moe, stablelm"
+        "config says it of glm4_moe, cohere, stablelm"
     )
     layout = strategy(tp=8, pp=4, layers=(12, 12, 11, 11))
     with pytest.raises(AutoshardError) as raised:

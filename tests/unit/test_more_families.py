@@ -431,6 +431,17 @@ def test_what_a_gemma4_config_leaves_out() -> None:
         assert unwritten(one) == "layer_types"
 
 
+def test_what_a_cohere_config_leaves_out() -> None:
+    model = read("cohere")
+    assert (model.num_key_value_heads, model.head_dim, model.norm_eps, model.rope_theta) == (32, 128, 1e-5, 5e5)
+    assert (model.logit_scale, model.tie_word_embeddings, model.attention_bias) == (0.0625, True, False)
+    assert (model.normalizes_heads, model.sliding_window, model.normalization) == (False, None, "layernorm")
+    other = read("cohere", use_qk_norm=True, num_key_value_heads=8, head_dim=64, attention_bias=True, logit_scale=1)
+    assert (other.weighs_each_head, other.head_dim, other.logit_scale) == (True, 64, 1.0)
+    for one in (model, other, load_model("command-r-plus")):
+        assert from_config(to_config(one), one.name) == one
+
+
 def test_what_a_cohere2_config_leaves_out() -> None:
     model = read("cohere2")
     assert (model.num_key_value_heads, model.head_dim, model.norm_eps, model.rope_theta) == (32, 128, 1e-5, 1e4)
