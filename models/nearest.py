@@ -31,6 +31,7 @@ STRUCTURE = frozenset(
         *("shared_intermediate_size", "linear_attn_config", "hybrid_layer_pattern", "attention_value_scale"),
         *("layer_rope_theta", "qk_layernorm", "use_qkv_bias", "attention_other_setting", "swiglu_limits"),
         *("moe_layers_enum", "mamba_d_ssm", "ssm_multipliers", "key_multiplier", "mlp_multipliers"),
+        "attn_layer_indices",
     )
 )
 """Keys of blocks that some families have: a family that does not read one of them would be another model without it."""

@@ -302,6 +302,7 @@ _BUILT_IN = {
         normalization=LAYER_NORM,
     ),
     "falcon_h1": Family("falcon_h1", has_two_mixers=True, needs=("branch_multipliers",)),
+    "bamba": Family("bamba"),
     "starcoder2": Family("nemotron", activations=("gelu_pytorch_tanh",), has_gate=False, normalization=LAYER_NORM),
     "mellum": Family("qwen", experts=_MIXTURE, qk_norm=EACH_HEAD),
     "hyperclovax": Family("hyperclovax"),

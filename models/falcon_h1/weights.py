@@ -16,6 +16,11 @@ def block(model: ModelSpec, layer: int) -> Iterator[Part]:
     prefix = f"model.layers.{layer}"
     yield from self_attention(model, f"{prefix}.self_attn")
     yield from state_space(model, f"{prefix}.mamba")
+    yield from norms_and_mlp(model, prefix)
+
+
+def norms_and_mlp(model: ModelSpec, prefix: str) -> Iterator[Part]:
+    """The parts of the checkpoint for what a block has besides its mixers. prefix: of the block's names."""
     yield from norms(model, f"{prefix}.input_layernorm")
     for part in norms(model, f"{prefix}.post_attention_layernorm"):
         yield replace(part, tensor=part.tensor.replace("post_attention_layernorm", "pre_ff_layernorm"))

@@ -128,10 +128,13 @@ def write(model: ModelSpec) -> dict[str, Any]:
         "layer_types": [names[word] for word in model.layer_types or (FULL_ATTENTION,) * model.num_hidden_layers],
         "shared_intermediate_size": model.shared_expert_intermediate_size or model.intermediate_size,
     }
+    return config | state_space_keys(model)
+
+
+def state_space_keys(model: ModelSpec) -> dict[str, Any]:
+    """The keys that `state_space` and `expanded` read, of a model all of whose state spaces have a norm."""
     if model.mamba is None:
-        config["mamba_n_heads"] = 1  # transformers checks its own default, 128, even where no block has any
-    else:
-        config |= vars(model.mamba)
-        del config["mamba_rms_norm"]  # which all have
-        config["mamba_expand"] = model.mamba.mamba_n_heads * model.mamba.mamba_d_head // model.hidden_size
-    return config
+        return {"mamba_n_heads": 1}  # transformers checks its own default, 128, even where no block has any
+    keys = {key: value for key, value in vars(model.mamba).items() if key != "mamba_rms_norm"}
+    inner = model.mamba.mamba_n_heads * model.mamba.mamba_d_head
+    return keys | {"mamba_expand": inner // model.hidden_size}

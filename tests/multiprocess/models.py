@@ -468,6 +468,24 @@ MODELS["falcon h1, 3 heads, no norm"] = replace(
     mamba=Mamba(3, 16, 12, 4, 256, False, mamba_rms_norm=False),
     tie_word_embeddings=True,
 )
+MODELS["bamba"] = replace(
+    LLAMA,
+    model_type="bamba",
+    num_key_value_heads=2,
+    partial_rotary_factor=0.5,
+    layer_types=("mamba", "full_attention", "mamba", "mamba"),
+    mamba=Mamba(8, 16, 12, 4, 8, True, 4),
+)
+MODELS["bamba, 3 heads, biases"] = replace(
+    MODELS["bamba"],
+    num_attention_heads=6,
+    num_key_value_heads=3,
+    head_dim=16,
+    mamba=Mamba(3, 64, 12, 4, 256, False),
+    attention_bias=True,
+    mlp_bias=True,
+    tie_word_embeddings=True,
+)
 MODELS["phi"] = replace(
     LLAMA, model_type="phi", hidden_act="gelu_new", attention_bias=True, mlp_bias=True, partial_rotary_factor=0.5
 )

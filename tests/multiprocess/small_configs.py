@@ -526,6 +526,33 @@ CONFIGS["falcon h1, no norm, one group"] = {
     "tie_word_embeddings": True,
     "rope_parameters": LLAMA3_ROPE,
 }
+BAMBA = {
+    **SMALL,
+    "model_type": "bamba",
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 2,
+    "attn_layer_indices": [1],
+    "mamba_n_heads": 8,
+    "mamba_n_groups": 4,
+    "mamba_d_state": 12,
+    "mamba_chunk_size": 8,
+    **NO_TOKENS,
+}
+CONFIGS["bamba"] = BAMBA
+CONFIGS["bamba, one group, biases, stretched"] = {
+    **BAMBA,
+    "num_key_value_heads": None,
+    "head_dim": 16,
+    "attn_layer_indices": [0, 2],
+    "mamba_expand": 3,
+    "mamba_n_groups": 1,
+    "mamba_conv_bias": False,
+    "attention_bias": True,
+    "mlp_bias": True,
+    "tie_word_embeddings": True,
+    "rope_parameters": LLAMA3_ROPE | {"partial_rotary_factor": 0.25},
+}
+CONFIGS["bamba, attention alone"] = {**BAMBA, "attn_layer_indices": [0, 1, 2]}
 PHI = {**SMALL, "model_type": "phi", "num_key_value_heads": 8, **NO_TOKENS}
 CONFIGS["phi"] = PHI
 CONFIGS["phi, fewer keys, stretched"] = {

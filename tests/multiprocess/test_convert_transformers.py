@@ -29,6 +29,7 @@ CHOSEN = (
     "stablelm, norms of heads",
     "step",
     "falcon h1",
+    "bamba",
 )
 """What is special in a config, keys without which transformers builds no model, and names that are not Llama's."""
 

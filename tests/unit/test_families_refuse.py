@@ -192,6 +192,21 @@ STEP_WINDOWS = {"layer_types": ["full_attention", *["sliding_attention"] * 3], "
         ),
         ("falcon_h1", {"key_multiplier": 0}, "key_multiplier=0 of m must be a finite number above 0"),
         ("falcon_h1", {"hidden_act": "gelu"}, "hidden_act='gelu' of m must be one of: silu"),
+        ("bamba", {"mamba_proj_bias": True}, "mamba_proj_bias=True of m is not supported; False is"),
+        ("bamba", {"attn_layer_indices": [4]}, "attn_layer_indices of m must be a list of blocks, 0 to 3; it has 4"),
+        ("bamba", {"partial_rotary_factor": 1.0}, "partial_rotary_factor=1.0 of m is not supported; 0.5 is"),
+        ("bamba", {"attn_rotary_emb": 128}, "attn_rotary_emb=128 of m is not supported; 64 is"),
+        ("bamba", {"z_loss_coefficient": 1e-4}, "z_loss_coefficient=0.0001 of m is not supported; 0.0 is"),
+        (
+            "bamba",
+            {"mamba_d_head": 32},
+            "mamba_n_heads=128 x mamba_d_head=32 of m must be mamba_expand x hidden_size=8192",
+        ),
+        (
+            "bamba",
+            {"time_step_limit": [0.001, 0.1]},
+            "time_step_limit=a list of 2 of m is not supported; 0 to infinity is",
+        ),
         ("phi", {"qk_layernorm": True}, "qk_layernorm=True of m is not supported; False is"),
         ("phi", {"head_dim": 64}, "head_dim=64 of m is not supported; hidden_size / num_attention_heads=128 is"),
         (

@@ -137,6 +137,10 @@ def parameters(model: ModelSpec) -> int:
         return vocabulary + model.vocab_size + layers * block + 2 * hidden
     if model.family.has_two_mixers:
         return vocabulary + layers * (attention + recurrence(model) + 3 * hidden * ffn + 2 * hidden) + hidden
+    if model.model_type == "bamba":  # one mixer in each block, three matrices
+        attended = layers - model.layer_types.count("mamba")
+        mixers = attended * attention + (layers - attended) * recurrence(model)
+        return vocabulary + mixers + layers * (3 * hidden * ffn + 2 * hidden) + hidden
     if model.model_type == "stablelm":  # three matrices, norms of weight and bias
         biases = (queries + 2 * keys) * model.attention_bias
         norms = (2 if model.use_parallel_residual else 4) * hidden + (queries + keys) * model.use_qk_norm
@@ -340,6 +344,7 @@ def recurrence(model: ModelSpec) -> int:
         ("falcon-h1-1.5b-deep", 1_554_874_768),
         ("falcon-h1-7b", 7_585_654_880),
         ("falcon-h1-34b", 33_642_516_224),
+        ("bamba-9b", 9_780_235_392),
         ("phi-1.5", 1_418_270_720),
         ("phi-2", 2_779_683_840),
         ("hyperclovax-seed-think-14b", 14_748_112_896),
@@ -652,7 +657,7 @@ def test_other_rope() -> None:
             {"mamba_n_heads": 8},
             (
                 "mamba_n_heads=8 of m is not a key of model_type=llama, which would be another model without it; "
-                "granitemoehybrid or falcon_h1 has it"
+                "granitemoehybrid or falcon_h1 or bamba has it"
             ),
         ),
         (
@@ -838,8 +843,8 @@ def test_infinity_is_a_number_in_a_config_alone(tmp_path: Path) -> None:
     with pytest.raises(AutoshardError) as raised:
         read_config(file)
     assert str(raised.value).endswith("line 2, column 7: -Infinity is not a finite number of a usable size")
-    file.write_text(json.dumps({**LLAMA, "model_type": "bamba", "time_step_limit": [0.0, float("inf")]}))
-    with pytest.raises(AutoshardError, match=r": model_type='bamba' of hybrid is not supported; the nearest "):
+    file.write_text(json.dumps({**LLAMA, "model_type": "zamba2", "time_step_limit": [0.0, float("inf")]}))
+    with pytest.raises(AutoshardError, match=r": model_type='zamba2' of hybrid is not supported; the nearest "):
         read_config(file)
 
 

@@ -160,7 +160,7 @@ def test_what_does_not_fit_the_blocks_is_said(fields: dict[str, Any], text: str)
     assert str(raised.value) == text
 
 
-@pytest.mark.parametrize("name", ["qwen3 next", "lfm2", "lfm3", "falcon h1"])
+@pytest.mark.parametrize("name", ["qwen3 next", "lfm2", "lfm3", "falcon h1", "bamba"])
 def test_documents_of_a_row_cannot_be_kept_apart(name: str) -> None:
     plan = plan_of(MODELS[name], strategy(), 1)
     with pytest.raises(AutoshardError) as raised:

@@ -130,6 +130,23 @@ def test_what_a_falcon_h1_config_leaves_out() -> None:
         assert from_config(to_config(one), one.name) == one
 
 
+def test_what_a_bamba_config_leaves_out() -> None:
+    model = read("bamba")
+    assert (model.num_key_value_heads, model.rotary_dim, model.rope_theta, model.norm_eps) == (8, 64, 1e4, 1e-5)
+    assert (model.layer_types, model.mamba) == (("mamba",) * 4, Mamba(128, 64, 256, 4, 256, True, 1))
+    assert (model.tie_word_embeddings, model.attention_bias, model.mlp_bias) == (False, False, False)
+    turned = {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.25}, "attn_rotary_emb": 64}
+    other = read("bamba", attn_layer_indices=[0, 3], **turned, attention_bias=True, mlp_bias=True, mamba_n_groups=2)
+    assert other.layer_types == ("full_attention", "mamba", "mamba", "full_attention")
+    assert (other.rotary_dim, other.output_projection_bias, other.mlp_bias) == (32, True, True)
+    alone = read("bamba", attn_layer_indices=[0, 1, 2, 3])
+    assert (alone.layer_types, alone.mamba) == ((), None)
+    published = load_model("bamba-9b")
+    assert published.max_position_embeddings == 262_144
+    for one in (model, other, alone, published):
+        assert from_config(to_config(one), one.name) == one
+
+
 def test_what_a_phi_config_leaves_out() -> None:
     model = read("phi")
     assert (model.rotary_dim, model.rope_theta, model.norm_eps, model.normalization) == (64, 1e4, 1e-5, "layernorm")
