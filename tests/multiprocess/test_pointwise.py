@@ -125,3 +125,14 @@ def test_a_constant_multiple_keeps_nothing() -> None:
     assert (out.tolist(), kept) == ([45.25] * 3, [])
     texts = "(mul 45.25 x0)", "(mul x0 -2)", "(mul x0 x1)", "(div x0 2.0)", "(mul 2.0 (tanh x0))", "x0"
     assert list(map(factor, texts)) == [45.25, -2.0, None, None, None, None]
+
+
+@pytest.mark.parametrize("expression", ["(mul (gelu x0) x1)", "(mul x0 (gelu x1))", "(mul (silu x1) x0)"])
+def test_an_activated_gate_and_what_it_multiplies_may_lack_dims(expression: str) -> None:
+    inputs = [torch.linspace(-2, 3, count, dtype=torch.float64) for count in (30, 5)]
+    values = [inputs[0].view(2, 3, 5).requires_grad_(), inputs[1].requires_grad_()]
+    found, expected = (
+        torch.autograd.grad(function(*values).square().sum(), values)
+        for function in (kernels._function("pointwise", {"expression": expression}), pointwise(expression))
+    )
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)

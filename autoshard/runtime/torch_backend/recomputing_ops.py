@@ -28,7 +28,7 @@ def at_least_fp32(x: torch.Tensor) -> torch.Tensor:
 
 
 class GatedMul(torch.autograd.Function):
-    """function(gate) * up, of the same shape; function: a name in ACTIVATIONS. Keeps gate and up for backward."""
+    """function(gate) * up, of which one may lack dims; function: a name in ACTIVATIONS. Keeps both for backward."""
 
     @staticmethod
     def forward(ctx: Any, gate: torch.Tensor, up: torch.Tensor, function: str) -> torch.Tensor:
@@ -42,7 +42,9 @@ class GatedMul(torch.autograd.Function):
         (grad,) = grads
         # the gate's first: what it is made of, as large, is gone before the other is there
         grad_gate = ctx.activation.gradient(grad * up, gate)
-        return grad_gate, ctx.activation.value(gate).mul_(grad), None
+        activated = ctx.activation.value(gate)
+        grad_up = activated.mul_(grad) if gate.shape == grad.shape else activated * grad
+        return grad_gate, grad_up, None  # autograd sums them over dims that an input lacks
 
 
 class Activation(NamedTuple):
