@@ -17,7 +17,7 @@ class CausalConv(OperatorKind):
     activates is False.
 
     x: batch seq and the channels; weight: the channels and tap; perhaps a bias: the channels. Not split over the
-    sequence. Keeps x; backward convolves again.
+    sequence. Keeps x; backward convolves again, with the same weight.
     """
 
     def flops(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
@@ -29,7 +29,7 @@ class CausalConv(OperatorKind):
         return 3.0
 
     def saved_inputs(self, op: Operator, graph: Graph) -> tuple[int, ...]:
-        return (0,)
+        return (0, 1)
 
 
 class GatedDeltaRule(OperatorKind):

@@ -13,6 +13,7 @@ from autoshard.cost.stage import block_part
 from autoshard.errors import AutoshardError
 from autoshard.graph.count import operator_steps, operator_work, saved_activations
 from autoshard.graph.partition import OperatorStep, Program
+from autoshard.layout.buckets import read_in_backward
 from autoshard.layout.context_parallel import with_context_parallel
 from autoshard.layout.mesh import build_mesh
 from autoshard.layout.sharding import stage_program
@@ -52,6 +53,16 @@ def test_kinds_of_blocks_are_those_of_the_config() -> None:
     assert [GRANITE.mixer_of(layer) for layer in (4, 5, 6)] == ["mamba", "full_attention", "mamba"]
     assert GRANITE.kind_counts(0, 40) == ((0, 36), (5, 4))
     assert not GRANITE.has_rope(5)
+
+
+@pytest.mark.parametrize("model", [NEXT, GRANITE, LFM2, KIMI, FALCON], ids=lambda model: model.name)
+def test_backward_reads_every_matrix_of_a_block(model: ModelSpec) -> None:
+    """Under ZeRO-3 such a one is gathered again, be it alone in its bucket: a convolution's weight was not planned."""
+    for layer in model.kinds:
+        found = program(model, layer)
+        matrices = {name for name in found.graph.matrices if found.graph.tensors[name].differentiable}
+        assert matrices
+        assert all(read_in_backward(found, [name]) for name in matrices)
 
 
 def test_flops_of_the_gated_delta_rule() -> None:
