@@ -1,6 +1,7 @@
 """Tries random legal layouts, as no search would choose them: they train like one process, and hold what is planned.
 
     python -m benchmarks.random_layouts                           five minutes of small models against one process
+    python -m benchmarks.random_layouts --operators               as a solver might shard their operators over tp
     python -m benchmarks.random_layouts --audits                  five minutes of audits instead
     python -m benchmarks.random_layouts --seconds 60 --seed 7
 
@@ -14,7 +15,8 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache
+from dataclasses import replace
+from functools import cache, partial
 from itertools import permutations
 from random import Random
 from time import perf_counter
@@ -26,11 +28,17 @@ from autoshard.backends.rules import check_strategy
 from autoshard.cost.estimate import estimate
 from autoshard.errors import AutoshardError
 from autoshard.graph.recompute import BLOCK_MODULES
+from autoshard.graph.redistribute import NoTransition
 from autoshard.layout.context_parallel import CONTEXT_PARALLEL, UNUSED
 from autoshard.layout.mesh import AXIS_ORDER
 from autoshard.layout.strategy import ATTENTION_KERNELS, ZERO_STAGES, Strategy, even_stage_layers
+from autoshard.layout.template import template_of
 from autoshard.models.registry import builtin_models, load_model
+from autoshard.planner.operators.options import operator_options
 from autoshard.plans.plan import Plan, make_plan
+from autoshard.plans.plan_json import plan_to_dict
+from autoshard.plans.prices import other_operators, priced
+from autoshard.plans.validate import plan_from_dict
 from autoshard.runtime.rehearse import local_cluster, telling_blocks
 from autoshard.spec.cluster import Cluster, load_cluster
 from autoshard.spec.model import ModelSpec
@@ -109,10 +117,30 @@ def legal(
         return name, make_plan(models[name], training, cluster, backend, strategy, priced)
 
 
-def trained(draw: Random) -> Iterator[tuple[str, Plan, str]]:
-    """Yields (model, plan, what differs from one process or '') of some layouts."""
+def with_drawn_operators(draw: Random, plan: Plan) -> Plan:
+    """The plan where some of its operators do along tensor-parallel axes any of what a solver may choose; as it is
+    where these choices are no plan."""
+    graph, strategy = plan.graph(plan.model.kinds, True, True), plan.strategy
+    operators, share = dict(plan.operators), draw.random()
+    for op in graph.operators:
+        options = operator_options(graph, op, plan.mesh.stage_axes, plan.backend, strategy.sequence_parallel)
+        if options and draw.random() < share:
+            operators[template_of(op.name)] = draw.choice(options)
+    try:
+        return plan_from_dict(plan_to_dict(priced(replace(plan, operators=operators))))
+    except (AutoshardError, NoTransition):
+        return plan
+
+
+def trained(draw: Random, operators: bool = False) -> Iterator[tuple[str, Plan, str]]:
+    """Yields (model, plan, what differs from one process or '') of some layouts.
+
+    operators: tp shards some operators otherwise than the rule.
+    """
     cluster = local_cluster(draw.choice((2, 4, 8)))
     several = [legal(draw, MODELS, cluster, 16, FP64) for _ in range(TOGETHER)]
+    if operators:
+        several = [(name, with_drawn_operators(draw, plan)) for name, plan in several]
     for (name, plan), found in zip(several, run([plan for _, plan in several], exact=True), strict=True):
         yield name, plan, "" if right(found, 1e-12, 1e-9) else f"{UNLIKE}: {found}"
 
@@ -140,10 +168,12 @@ def audited(draw: Random) -> Iterator[tuple[str, Plan, str]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--audits", action="store_true", help="audit layouts in place of training by them")
+    parser.add_argument("--operators", action="store_true", help="draw what tp does for each operator too")
     parser.add_argument("--seconds", type=float, default=300)
     parser.add_argument("--seed", type=int, default=0, help="of the first draw; each one after it has the next")
     arguments = parser.parse_args()
-    look: Callable[[Random], Iterator[tuple[str, Plan, str]]] = audited if arguments.audits else trained
+    train = partial(trained, operators=arguments.operators)
+    look: Callable[[Random], Iterator[tuple[str, Plan, str]]] = audited if arguments.audits else train
     start, seed, count, different, wrong = perf_counter(), arguments.seed, 0, 0, 0
     while perf_counter() - start < arguments.seconds:
         for name, plan, words in look(Random(seed)):
@@ -152,7 +182,8 @@ def main() -> int:
             if words:
                 training = plan.training
                 given = f"{training.precision.name}, {training.global_batch_size} sequences"
-                print(f"seed {seed}: {name}, {given}, {plan.strategy}\n  {words}", flush=True)
+                others = "".join(f"\n  {template}: {dict(choice)}" for template, choice in other_operators(plan))
+                print(f"seed {seed}: {name}, {given}, {plan.strategy}{others}\n  {words}", flush=True)
         seed += 1
     print(f"{count:,} layouts, {different} differ, {wrong} wrong")
     return 1 if wrong else 0

@@ -11,11 +11,12 @@ from tests.multiprocess.models import MODELS
 from tests.multiprocess.plans import FP64
 
 
+@pytest.mark.parametrize("operators", [False, True])
 @pytest.mark.parametrize("seed", some([0, 3], 1))
-def test_random_layouts_train_like_one_process(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_layouts_train_like_one_process(seed: int, operators: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     several = 12 if ALL else 4
     monkeypatch.setattr("benchmarks.random_layouts.TOGETHER", several)
-    found = [*trained(Random(seed))]
+    found = [*trained(Random(seed), operators)]
     assert len(found) == several
     assert [(name, plan.strategy, words) for name, plan, words in found if words] == []
 
