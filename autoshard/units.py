@@ -41,7 +41,7 @@ def format_count(count: float) -> str:
     for unit, size in (("T", TB), ("B", GB), ("M", MB), ("K", KB)):
         if _reaches(count, size):
             return f"{_three_digits(count / size)} {unit}"
-    return f"{count:g}"
+    return f"{count:.0f}" if count % 1 == 0 else _three_digits(count)
 
 
 def counted(count: int, noun: str) -> str:

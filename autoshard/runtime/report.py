@@ -12,7 +12,7 @@ from autoshard.plans.names import recompute_by_stage, short_name
 from autoshard.plans.plan import Plan
 from autoshard.runtime.measured import step_times
 from autoshard.runtime.rehearse import Rehearsal
-from autoshard.units import format_bytes, format_count, format_seconds
+from autoshard.units import counted, format_bytes, format_count, format_seconds
 
 Result = dict[str, Any]
 
@@ -208,9 +208,10 @@ def run_summary(plan: Plan, results: Sequence[Result | None]) -> str:
     tokens_per_s = plan.training.tokens_per_step / step_time_s
     held_out = trained["held_out_losses"]
     compiled, planned = trained["compiled"], plan.estimate.memory[0]
+    losses = trained["losses"]
     return "\n".join(
         [
-            f"loss {trained['losses'][0]:.4f} -> {trained['losses'][-1]:.4f} in {len(trained['losses'])} steps"
+            f"loss {losses[0]:.4f} -> {losses[-1]:.4f} in {counted(len(losses), 'step')}"
             + (f", {held_out[-1]:.4f} on held-out data" if held_out else ""),
             (
                 f"step time {format_seconds(step_time_s)} (planned ~{format_seconds(plan.estimate.step_time_s)}), "

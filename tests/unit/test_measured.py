@@ -145,7 +145,16 @@ def test_what_is_printed_is_what_is_written() -> None:
     run = measured(PLAN, [of_rank])
     assert (run.step_time_s.median, run.tokens_per_s) == (1.0, 32.0)
     assert "\nstep time 1.00 s (planned ~" in (printed := run_summary(PLAN, [of_rank]))
+    assert printed.startswith("loss 5.0000 -> 4.0000 in 4 steps\n")
     assert "), 32 tokens/s\n" in printed
+
+
+def test_a_run_of_one_step_is_said_in_as_few_digits_as_a_long_one() -> None:
+    of_rank = result(0, None)
+    of_rank["trained"] |= {"losses": [5.0], "step_times_s": [0.15]}
+    printed = run_summary(PLAN, [of_rank])
+    assert printed.startswith("loss 5.0000 -> 5.0000 in 1 step\n")
+    assert "), 213 tokens/s\n" in printed
 
 
 def test_the_trace_has_planned_and_executed_actions_side_by_side() -> None:
