@@ -147,8 +147,9 @@ def trained(draw: Random, operators: bool = False) -> Iterator[tuple[str, Plan, 
 
 @cache
 def _of_few_blocks() -> Mapping[str, ModelSpec]:
-    """The built-in models by name, with blocks that tell most about each."""
-    return {one.name: one.some_blocks(telling_blocks(one, BLOCKS)) for one in map(load_model, builtin_models())}
+    """The built-in models by name, with blocks that tell most about each; without those of more kinds of blocks."""
+    models = [model for model in map(load_model, builtin_models()) if len(model.kinds) <= BLOCKS]
+    return {model.name: model.some_blocks(telling_blocks(model, BLOCKS)) for model in models}
 
 
 def audited(draw: Random) -> Iterator[tuple[str, Plan, str]]:

@@ -4,8 +4,9 @@ from random import Random
 
 import pytest
 
+from autoshard.models.registry import builtin_models
 from autoshard.runtime.rehearse import local_cluster
-from benchmarks.random_layouts import legal, trained
+from benchmarks.random_layouts import _of_few_blocks, legal, trained
 from tests.cases import ALL, some
 from tests.multiprocess.models import MODELS
 from tests.multiprocess.plans import FP64
@@ -19,6 +20,10 @@ def test_random_layouts_train_like_one_process(seed: int, operators: bool, monke
     found = [*trained(Random(seed), operators)]
     assert len(found) == several
     assert [(name, plan.strategy, words) for name, plan, words in found if words] == []
+
+
+def test_audits_draw_of_all_models_whose_kinds_of_blocks_have_room() -> None:
+    assert {*builtin_models()} - {*_of_few_blocks()} == {"step-3.7-flash"}
 
 
 def test_what_is_drawn_is_a_function_of_the_seed_and_varied() -> None:
