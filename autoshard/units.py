@@ -61,6 +61,19 @@ def percent(probability: float) -> str:
     return "more than 99.9 %" if probability > 0.999 else f"{probability * 100:.1f} %"
 
 
+def slower_text(ratio: float) -> str:
+    """A ratio of step times in words: 1.05 -> '5.0 % slower', 0.9 -> '10.0 % faster'; 'as fast' where a digit shows no
+    difference."""
+    share = f"{abs(ratio - 1) * 100:.1f}"
+    return "as fast" if share == "0.0" else f"{share} % {'slower' if ratio >= 1 else 'faster'}"
+
+
+def slower_than(ratio: float) -> str:
+    """The same before what it is compared with: '5.0 % slower than', 'as fast as'."""
+    words = slower_text(ratio)
+    return f"{words} {'as' if words == 'as fast' else 'than'}"
+
+
 def _reaches(value: float, unit: float) -> bool:
     """Whether a value is told in this unit. A little less is too, where three digits of the unit below are 1,000."""
     return abs(value) >= 0.9995 * unit

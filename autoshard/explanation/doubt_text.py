@@ -12,7 +12,7 @@ from autoshard.explanation.why import Why
 from autoshard.layout.strategy import Strategy
 from autoshard.plans.names import recompute_by_stage, short_name
 from autoshard.spec.cluster import Cluster
-from autoshard.units import format_bytes, format_number, format_seconds, percent
+from autoshard.units import format_bytes, format_number, format_seconds, percent, slower_text
 
 RATIO = "second over first"
 
@@ -54,12 +54,6 @@ def doubt_text(found: Doubt) -> str:
     interval = f"90 %: {slower_text(found.low)} to {slower_text(found.high)}"
     text = f"{interval}; {likely} is the faster one with {percent(sure)} probability"
     return f"{text}: a toss-up" if found.toss_up else text
-
-
-def slower_text(ratio: float) -> str:
-    """A ratio of step times in words: 1.05 -> '5.0 % slower'; 'as fast' where they show no difference."""
-    share = f"{abs(ratio - 1) * 100:.1f}"
-    return "as fast" if share == "0.0" else f"{share} % {'slower' if ratio >= 1 else 'faster'}"
 
 
 def _estimate_text(estimate: Estimate) -> str:

@@ -21,6 +21,7 @@ from autoshard.planner.ranking import Timed, describe
 from autoshard.plans.search_result import Pins
 from autoshard.precedents.graph_size import GraphSize, graph_size, size_of
 from autoshard.precedents.runs import INSIDE, BeatenPath, beaten_path, packaged, pipeline_place
+from autoshard.units import slower_text, slower_than
 
 if TYPE_CHECKING:
     from autoshard.planner.grid.arrays import Array
@@ -210,11 +211,11 @@ def path_notes(found: Precedent, taken: Timed, best: Timed | None, left: Timed |
     where, cluster = found.path.name, found.problem.cluster
     unknown = found.unknown(taken.strategy)
     if left is not None and not unknown:
-        slower = 100 * (taken.step_time_s / left.step_time_s - 1)
+        slower = slower_than(taken.step_time_s / left.step_time_s)
         features, more = ", ".join(found.unknown(left.strategy)), longer(found, left.strategy) - 1
         yield (
             f"beaten path: the chosen layout has only features of {found.path.results} published results on {where}; "
-            f"it is predicted {slower:.1f} % slower than {describe(left.strategy)}, less than the model can tell, of "
+            f"it is predicted {slower} {describe(left.strategy)}, less than the model can tell, of "
             f"which nobody is known to have run {features}: such picks are expected to take {100 * more:.1f} % longer "
             f"than predicted, and up to {100 * GIVEN_AWAY:.0f} % more are given away; pins take it all the same"
         )
@@ -229,16 +230,16 @@ def path_notes(found: Precedent, taken: Timed, best: Timed | None, left: Timed |
         too_much = expected > 1 + GIVEN_AWAY
         but = f", more than the {100 * GIVEN_AWAY:.0f} % that are given away for it" if too_much else ""
         beside = (
-            f"the best layout on the path, {describe(best.strategy)}, is predicted {100 * (ratio - 1):.1f} % slower "
+            f"the best layout on the path, {describe(best.strategy)}, is predicted {slower_text(ratio)} "
             f"(90 %: {100 * (low * ratio - 1):+.1f}% to {100 * (high * ratio - 1):+.1f}%){but}; "
             "--beaten-path takes it"
         )
     yield f"beaten path: {off_path(found, unknown)}; {beside}"
     if left is not None:
-        faster = taken.step_time_s / left.step_time_s
-        expected = longer(found, left.strategy) / longer(found, taken.strategy) / faster
+        ratio = left.step_time_s / taken.step_time_s
+        expected = ratio * longer(found, left.strategy) / longer(found, taken.strategy)
         yield (
-            f"beaten path: {describe(left.strategy)} is predicted {100 * (faster - 1):.1f} % faster, but nobody is "
+            f"beaten path: {describe(left.strategy)} is predicted {slower_text(ratio)}, but nobody is "
             f"known to have run {', '.join(found.unknown(left.strategy))}: it is expected to take "
             f"{100 * (expected - 1):.1f} % longer than the chosen layout; pins take it all the same"
         )

@@ -302,7 +302,7 @@ def count_rest(priced: PricedLayouts, pins: Pins, tally: Tally, clock: Clock, kn
     if not too_large:
         return pairs_bytes
     first = min(too_large, key=lambda one: one.least_bytes)
-    words = f"{degrees_of(first.layouts.way)} needs at least {format_bytes(first.least_bytes)}"
+    words = needs_at_least(first.layouts.way, first.least_bytes, problem)
     tally.drop(MEMORY, words, first.least_bytes, count_layouts([one.layouts for one in too_large], sets_of))
     return min(first.least_bytes, pairs_bytes)
 
@@ -320,7 +320,7 @@ def _count_too_large(priced: PricedLayouts, tally: Tally) -> float:
         pairs.price_nearest(lambda: tally.nearest_miss(MEMORY))
     count, draft, needed_bytes = pairs.too_large
     if draft is not None:
-        tally.drop(MEMORY, f"{degrees_of(draft)} needs at least {format_bytes(needed_bytes)}", needed_bytes, count)
+        tally.drop(MEMORY, needs_at_least(draft, needed_bytes, priced.problem), needed_bytes, count)
     return min(needed_bytes, _count_too_large(priced.others, tally) if priced.others else inf)
 
 
@@ -385,3 +385,10 @@ def count_priced(tally: Tally, capacity: float, chunk: Priced) -> None:
         too_much = format_bytes(needed - capacity)
         words = f"{describe(strategy)} needs {format_bytes(needed)} of {format_bytes(capacity)}, {too_much} too much"
         tally.drop(MEMORY, words, needed, dropped)
+
+
+def needs_at_least(draft: Draft, needed_bytes: float, problem: Problem) -> str:
+    """A layout and what it needs at least, beside what a device has, which such a bound may hardly exceed."""
+    needed, has = (format_bytes(count) for count in (needed_bytes, problem.cluster.device.memory_bytes))
+    needs = f"more than the {has} that a device has" if needed == has else f"at least {needed} of {has}"
+    return f"{degrees_of(draft)} needs {needs}"

@@ -26,7 +26,7 @@ from autoshard.plans.search_result import (
 )
 from autoshard.schedules import SCHEDULES
 from autoshard.spec.cluster import Cluster
-from autoshard.units import format_number
+from autoshard.units import format_number, slower_text, slower_than
 
 PROVEN = 1e-6
 """Share of a step below which there is no gap."""
@@ -77,11 +77,11 @@ def room_notes(
     fuller = next(priced.fastest_first(capacity, found.memory_bytes, fastest.step_time_s), None)
     if fuller is None or fuller.step_time_s >= fastest.step_time_s:
         return
-    sooner = 100 * (1 - fuller.step_time_s / fastest.step_time_s)
+    sooner = slower_than(fuller.step_time_s / fastest.step_time_s)
     fits = _percent(estimate(*priced.problem[:3], fuller.strategy).fits_probability)
     yield (
         f"room: layouts that fit with less than {_percent(found.probability)} are passed over; the fastest of them, "
-        f"{describe(fuller.strategy)}, is predicted {sooner:.1f} % faster than any other and fits with {fits} "
+        f"{describe(fuller.strategy)}, is predicted {sooner} any other and fits with {fits} "
         "(--fit-probability)"
     )
 
@@ -142,8 +142,8 @@ def choice_notes(choice: Choice) -> Iterator[str]:
     if choice.graphs is not None:
         yield from compile_notes(choice.graphs, ranked[place], choice.not_compiling)
     if place and choice.left is None and choice.not_compiling is None:
-        slower = 100 * (ranked[place].step_time_s / ranked[0].step_time_s - 1)
+        faster = slower_text(ranked[0].step_time_s / ranked[place].step_time_s)
         yield (
-            f"toss-up: {describe(ranked[0].strategy)} is predicted {slower:.1f} % faster, less than the model can "
-            "tell; the simpler one is chosen"
+            f"toss-up: {describe(ranked[0].strategy)} is predicted {faster}, less than the model can tell; the simpler "
+            "one is chosen"
         )

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import autoshard
-from autoshard.backends.rules import Problem, check_strategy, divisors
+from autoshard.backends.rules import Draft, Problem, check_strategy, divisors
 from autoshard.cost.estimate import estimate
 from autoshard.errors import AutoshardError, NoLayoutFits
 from autoshard.graph.recompute import COMMON_SETS
@@ -23,6 +23,7 @@ from autoshard.layout.strategy import ZERO_STAGES, Strategy, even_stage_layers
 from autoshard.models.registry import load_model
 from autoshard.planner.dominated import DOMINATED
 from autoshard.planner.no_answer import NothingFits
+from autoshard.planner.priced import needs_at_least
 from autoshard.planner.priced_columns import priced_columns
 from autoshard.planner.search import search
 from autoshard.planner.sets import recompute_sets
@@ -333,6 +334,14 @@ def test_pins_that_contradict_are_one_error(pins: Pins, message: str) -> None:
         llama_70b(pins)
     assert str(error.value) == message
     assert not isinstance(error.value, NoLayoutFits)
+
+
+def test_a_bound_on_memory_is_told_beside_what_a_device_has() -> None:
+    """Bounds are often just above what a device has."""
+    problem, draft = Problem(LLAMA_70B, TRAINING, TRN1, "nxd"), Draft(8, 2, 32, 1, 1)
+    least, most = (needs_at_least(draft, count, problem) for count in (TRN1.device.memory_bytes + 1, 2e12))
+    assert least == "tp=8 pp=2 dp=32 needs more than the 17.2 GB that a device has"
+    assert most == "tp=8 pp=2 dp=32 needs at least 2.00 TB of 17.2 GB"
 
 
 def test_nothing_fits_says_where_the_length_keeps_flash_attention_away() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autoshard.units import format_bytes, format_count, format_days, format_seconds
+from autoshard.units import format_bytes, format_count, format_days, format_seconds, slower_text, slower_than
 
 BYTES = {
     0: "0 B",
@@ -47,6 +47,14 @@ def test_bytes(count: float, text: str) -> None:
 @pytest.mark.parametrize(("seconds", "text"), SECONDS.items())
 def test_seconds(seconds: float, text: str) -> None:
     assert format_seconds(seconds) == text
+
+
+def test_ratios_of_step_times() -> None:
+    ratios = (1.05, 0.9, 1.0004, 0.9996, 1.0006)
+    assert [slower_text(one) for one in ratios] == [
+        *("5.0 % slower", "10.0 % faster", "as fast", "as fast", "0.1 % slower"),
+    ]
+    assert [slower_than(one) for one in ratios[1:3]] == ["10.0 % faster than", "as fast as"]
 
 
 def test_days() -> None:
