@@ -168,10 +168,13 @@ def every_stage_has_blocks(problem: Problem, draft: Draft) -> str | None:
 
 def virtual_stages_are_alike(problem: Problem, draft: Draft) -> str | None:
     """[NxDT: layers / pp % vpp == 0] Where blocks are alike, chunks of as many are the best ones."""
-    layers, stages = problem.model.num_hidden_layers, draft.pp * draft.num_virtual_stages
-    if draft.num_virtual_stages == 1 or layers % stages == 0 or not chunks_are_alike(problem):
+    layers, pp, vpp = problem.model.num_hidden_layers, draft.pp, draft.num_virtual_stages
+    if vpp == 1 or layers % (pp * vpp) == 0 or not chunks_are_alike(problem):
         return None
-    return f"pp={draft.pp} x vpp={draft.num_virtual_stages} must divide the {layers} blocks of {problem.model.name}"
+    that_fit = fitting(divisors(layers // pp), lambda chunks: chunks == 1 or layers % (pp * chunks) == 0)
+    return (
+        f"pp={pp} x vpp={vpp} must divide the {layers} blocks of {problem.model.name}; vpp that fits here: {that_fit}"
+    )
 
 
 def chunks_are_alike(problem: Problem) -> bool:

@@ -7,8 +7,8 @@ from typing import Any, Generic, TypeVar
 
 from autoshard.errors import AutoshardError
 from autoshard.files.fields import show
-from autoshard.files.option_values import one_of
-from autoshard.plugins.found import Plugin, call, load, named
+from autoshard.files.option_values import WrongValueError, one_of
+from autoshard.plugins.found import Plugin, call, installed, load, named
 
 V = TypeVar("V")
 
@@ -96,4 +96,8 @@ class one_of_table(one_of):  # noqa: N801 - reads as a function, as `one_of` doe
     def __call__(self, value: Any) -> str:
         if value not in self.known and value in self._table:
             return str(value)
-        return super().__call__(value)
+        try:
+            return super().__call__(value)
+        except WrongValueError as error:
+            more = installed(self._table.group)
+            raise WrongValueError(f"{error}{'; of plug-ins: ' + ', '.join(more) if more else ''}") from None

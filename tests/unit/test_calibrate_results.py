@@ -19,6 +19,7 @@ from autoshard.calibration.results.gpu_rows import gpu_case
 from autoshard.calibration.results.instance_fit import Problem, fit, own_constants
 from autoshard.calibration.results.instance_rows import COLUMNS, STACK_NAMES, instance_case
 from autoshard.calibration.results.machine import hardware
+from autoshard.calibration.results.pages import evidence_line
 from autoshard.calibration.results.rows import Unscored
 from autoshard.calibration.results.stack_fit import estimates
 from autoshard.calibration.results.usable import read_results
@@ -27,6 +28,7 @@ from autoshard.commands.calibrate import DESCRIPTION
 from autoshard.cost.estimate import estimate
 from autoshard.errors import AutoshardError
 from autoshard.spec.cluster import load_cluster
+from autoshard.spec.evidence import Evidence
 from autoshard.spec.hardware_file import FOLDER
 from autoshard.spec.training import PRECISIONS
 from benchmarks.fitted import DATA
@@ -184,6 +186,11 @@ def write(path: Path, table: Sequence[Mapping[str, str]]) -> str:
         writer.writeheader()
         writer.writerows(table)
     return str(path)
+
+
+def test_one_result_is_told_as_one() -> None:
+    of = Evidence(("matmul_efficiency",), "runs.csv", "0" * 64, "2026-11-20", 1, 1, 0.01, 0.02, None)
+    assert evidence_line(TRN1, of) == ("trn1.32xlarge: 1 result of 1 group in runs.csv: mean error 1.0%, worst 2.0%")
 
 
 def test_from_own_runs_to_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -286,12 +286,13 @@ def test_why_not_is_told_near_the_plan() -> None:
     """Also where a rule stands against other degrees just as well: a far mesh was named."""
     plan = autoshard.plan("llama3-8b", nodes=2, tp=8, pp=2, dp=4)
     asked = "no layout of llama3-8b on 2 x trn1.32xlarge with num_virtual_stages={0} is legal: "
-    rule = "pp=2 x vpp={0} must divide the 32 blocks of llama3-8b"
+    rule = "pp=2 x vpp={0} must divide the 32 blocks of llama3-8b; vpp that fits here: 1, 2, 4, 8, 16"
     for vpp in (3, 5):
         found = why(plan, "these", Pins(num_virtual_stages=vpp))
         assert (found.best, found.refusal) == (None, f"{asked}{rule}".format(vpp))
     other = why(plan, "these", Pins(pp=4, num_virtual_stages=3))
-    assert other.refusal.endswith(" is legal: pp=4 x vpp=3 must divide the 32 blocks of llama3-8b")
+    rule = "pp=4 x vpp=3 must divide the 32 blocks of llama3-8b; vpp that fits here: 1, 2, 4, 8"
+    assert other.refusal.endswith(f" is legal: {rule}")
 
 
 def test_what_is_legal_with_other_degrees_alone_says_so() -> None:
@@ -299,7 +300,8 @@ def test_what_is_legal_with_other_degrees_alone_says_so() -> None:
     found = why(plan, "vpp=2", Pins(num_virtual_stages=2))
     assert found.best is not None and found.best.strategy.pp != 16 and not found.refusal
     assert found.notes[-1] == (
-        "with the degrees of the chosen layout it is not legal: pp=16 x vpp=2 must divide the 80 blocks of llama3-70b"
+        "with the degrees of the chosen layout it is not legal: pp=16 x vpp=2 must divide the 80 blocks of llama3-70b; "
+        "vpp that fits here: 1, 5"
     )
     ring = why(plan, "context=ring", Pins(context_parallel="ring"))
     assert ring.notes[-1] == (

@@ -715,6 +715,8 @@ def test_a_plan_says_who_searched_and_loads_without_it(
         here.syspath_prepend(packages)
         assert main(["plan", *SMALL, "--search", "tabu", "--evaluations", "100"]) == 0
         page = capsys.readouterr().out
+        assert main(["plan", *SMALL, "--search", "taboo"]) == 2
+        assert capsys.readouterr().err.endswith(", coordinate_descent, optuna; of plug-ins: tabu\n")
     assert "found by tabu (autoshard-tabu 1.0) with 100 of" in " ".join(page.split())
     plan = autoshard.read_plan("plan.json")
     assert plan.search is not None and plan.search.searcher == "tabu (autoshard-tabu 1.0)"

@@ -378,7 +378,7 @@ BROKEN: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (
         {},
         {"num_virtual_stages": 4, "schedule": "interleaved"},
-        "pp=8 x vpp=4 must divide the 80 blocks of llama3-70b",
+        "pp=8 x vpp=4 must divide the 80 blocks of llama3-70b; vpp that fits here: 1, 2, 5, 10",
     ),
     (
         {},

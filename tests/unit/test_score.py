@@ -295,7 +295,7 @@ def test_chunks_with_fewer_blocks_beside_embedding_and_loss_have_a_price(capsys:
     sizes = "instance: h100-80gb\nnodes: 8\ntp: 8\npp: 8\nvpp: 8\nglobal_batch: 32\nrecompute: none\n"
     found = scored(capsys, written("r.yaml", f"model: llama3.1-405b\n{sizes}"))
     assert found["strategy"]["stage_layers"] == [1, *[2] * 62, 1]
-    assert found["broken"] == ["pp=8 x vpp=8 must divide the 126 blocks of llama3.1-405b"]
+    assert found["broken"] == ["pp=8 x vpp=8 must divide the 126 blocks of llama3.1-405b; vpp that fits here: 1"]
     assert found["estimate"]["step_time_s"] > 0
 
 

@@ -11,12 +11,13 @@ from autoshard.calibration.results.collective_rows import CollectiveCase
 from autoshard.calibration.results.instance_fit import InstanceFit
 from autoshard.calibration.results.instance_rows import InstanceCase
 from autoshard.spec.evidence import Evidence
+from autoshard.units import counted
 
 
 def evidence_line(instance: str, of: Evidence) -> str:
     left_out = "" if of.left_out_error is None else f", {of.left_out_error:.1%} with a result's group left out"
     return (
-        f"{instance}: {of.points} results of {of.groups} groups in {of.data}: "
+        f"{instance}: {counted(of.points, 'result')} of {counted(of.groups, 'group')} in {of.data}: "
         f"mean error {of.mean_error:.1%}, worst {of.worst_error:.1%}{left_out}"
     )
 
