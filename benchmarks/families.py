@@ -97,6 +97,7 @@ MODELS: dict[str, tuple[str, str, int]] = {
     "lfm2_moe": ("lfm2-8b-a1b", "trn2.48xlarge", 1),
     "bailing_hybrid": ("ling-3.0-flash", "trn2.48xlarge", 8),
     "laguna": ("laguna-xs.2", "trn2.48xlarge", 4),
+    "helium": ("helium-1-preview-2b", "trn2.48xlarge", 1),
     "bamba": ("bamba-9b", "trn2.48xlarge", 1),
     "starcoder2": ("starcoder2-15b", "trn2.48xlarge", 2),
     "stablelm": ("stablelm-3b-4e1t", "trn2.48xlarge", 1),

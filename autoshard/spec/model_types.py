@@ -221,6 +221,7 @@ _BUILT_IN = {
     "mistral4": Family("mistral4", experts=_SHARED, counts_shared_experts=True, needs=_LATENT),
     "youtu": Family("youtu", needs=_LATENT),
     "cwm": Family("llama"),
+    "helium": Family("llama", has_output_bias=False, turns_neighbours=True),
     "kolibri1": Family("kolibri1", experts=_SHARED, qk_norm=EACH_HEAD),
     "hy_v3": Family("hy_v3", experts=_SHARED, counts_shared_experts=True, qk_norm=EACH_HEAD),
     "apertus": Family("apertus", activations=(XIELU,), has_gate=False, qk_norm=EACH_HEAD),

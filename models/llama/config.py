@@ -1,4 +1,4 @@
-"""The config.json of models of the Llama form: Llama, Mistral, the dense ones of Qwen, SmolLM3, Granite and CWM."""
+"""The config.json of models of the Llama form: Llama, Mistral, Qwen's dense ones, SmolLM3, Granite, CWM and Helium."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from autoshard.models.config_fields import (
     rope,
     rope_keys,
     rope_parameters,
+    shared_out,
     sizes,
     stretched,
 )
@@ -29,6 +30,7 @@ ARCHITECTURES = {
     "smollm3": "SmolLM3ForCausalLM",
     "granite": "GraniteForCausalLM",
     "cwm": "CwmForCausalLM",
+    "helium": "HeliumForCausalLM",
 }
 
 
@@ -51,6 +53,7 @@ DEFAULTS = {
     "smollm3": Defaults(norm_eps=1e-6, rope_theta=2_000_000.0, num_key_value_heads=4),
     "granite": Defaults(norm_eps=1e-6, rope_theta=10_000.0),
     "cwm": Defaults(norm_eps=1e-5, rope_theta=1_000_000.0, num_key_value_heads=8, sliding_window=8192, head_dim=128),
+    "helium": Defaults(norm_eps=1e-8, rope_theta=100_000.0, num_key_value_heads=20),
 }
 CWM_ROPE = {
     "rope_type": "llama3",
@@ -66,7 +69,9 @@ def read(config: Config, model_type: str) -> ModelSpec:
     defaults = DEFAULTS[model_type]
     more: dict[str, Any]
     match model_type:
-        case "llama":
+        case "llama" | "helium":
+            if model_type == "helium":
+                shared_out(config, "hidden_size", "num_attention_heads")  # its output projection is square
             more = {
                 "attention_bias": config.value("attention_bias", False),
                 "mlp_bias": config.value("mlp_bias", False),
@@ -232,7 +237,7 @@ def write(model: ModelSpec) -> dict[str, Any]:
     keys = written_as_llama(model)
     more: dict[str, Any]
     match model.model_type:
-        case "llama":
+        case "llama" | "helium":
             more = {"attention_bias": model.attention_bias, "mlp_bias": model.mlp_bias}
         case "mistral":
             more = {"sliding_window": model.sliding_window}

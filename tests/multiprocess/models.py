@@ -468,6 +468,7 @@ MODELS["falcon h1, 3 heads, no norm"] = replace(
     mamba=Mamba(3, 16, 12, 4, 256, False, mamba_rms_norm=False),
     tie_word_embeddings=True,
 )
+MODELS["helium"] = replace(LLAMA, model_type="helium", num_key_value_heads=8, attention_bias=True, mlp_bias=True)
 MODELS["bamba"] = replace(
     LLAMA,
     model_type="bamba",

@@ -592,6 +592,7 @@ CASES[4] |= {
     "lfm2 tp x zigzag ring": ("lfm2", strategy(tp=2, cp=2, attention="zigzag_ring"), 2),
     "glm, kv replicated": ("glm", strategy(tp=4, sp=False), 2),
     "granite moe ep x tp": ("granite moe", strategy(tp=2, dp=2, ep=2, sp=False), 2),
+    "helium, tp x zigzag ring": ("helium", strategy(tp=2, cp=2, attention="zigzag_ring"), 2),
     "bamba, a group a rank": ("bamba", strategy(tp=4, sp=False), 2),
     "bamba, 3 heads, tp x zigzag ring": (
         "bamba, 3 heads, biases",
@@ -734,6 +735,8 @@ CASES[2] |= {
         strategy(pp=2, layers=(3, 1), schedule="zero_bubble"),
         3,
     ),
+    "helium tp": ("helium", strategy(tp=2, recompute="attention+mlp"), 2),
+    "helium pp, uneven, zero bubble": ("helium", strategy(pp=2, layers=(3, 1), schedule="zero_bubble"), 3),
     "bamba tp": ("bamba", strategy(tp=2, recompute="attention+mlp"), 2),
     "bamba zigzag ring, ZeRO-3": (
         "bamba",
@@ -970,7 +973,18 @@ LATER_FAMILIES = (
     *("deepseek_v32", "glm_moe_dsa", "glm", "granitemoe", "granitemoeshared", "flex_olmo", "lfm2", "lfm2_moe"),
     *("kimi_linear", "mimo_v2_flash", "olmo_hybrid", "lfm3", "bailing_hybrid", "mellum", "hyperclovax"),
     *("laguna", "starcoder2", "jais2", "gemma", "olmo", "nanochat", "cohere2_moe", "axk1"),
-    *("granite_swa", "granitemoe_swa", "stablelm", "kolibri1", "step3p5", "phi", "falcon_h1", "cohere", "bamba"),
+    *(
+        "granite_swa",
+        "granitemoe_swa",
+        "stablelm",
+        "kolibri1",
+        "step3p5",
+        "phi",
+        "falcon_h1",
+        "cohere",
+        "bamba",
+        "helium",
+    ),
 )
 FURTHER = {
     *("kv replicated twice", "kv replicated x zigzag ring", "ring of 4, sliding window", "dp x cp"),

@@ -526,6 +526,14 @@ CONFIGS["falcon h1, no norm, one group"] = {
     "tie_word_embeddings": True,
     "rope_parameters": LLAMA3_ROPE,
 }
+CONFIGS["helium"] = {**SMALL, "model_type": "helium", "head_dim": 8, **NO_TOKENS}
+CONFIGS["helium, biases, stretched"] = {
+    **CONFIGS["helium"],
+    "attention_bias": True,
+    "mlp_bias": True,
+    "tie_word_embeddings": True,
+    "rope_parameters": LLAMA3_ROPE,
+}
 BAMBA = {
     **SMALL,
     "model_type": "bamba",

@@ -192,6 +192,11 @@ STEP_WINDOWS = {"layer_types": ["full_attention", *["sliding_attention"] * 3], "
         ),
         ("falcon_h1", {"key_multiplier": 0}, "key_multiplier=0 of m must be a finite number above 0"),
         ("falcon_h1", {"hidden_act": "gelu"}, "hidden_act='gelu' of m must be one of: silu"),
+        (
+            "helium",
+            {"head_dim": 64},
+            "head_dim=64 of m is not supported; hidden_size / num_attention_heads=128 is",
+        ),
         ("bamba", {"mamba_proj_bias": True}, "mamba_proj_bias=True of m is not supported; False is"),
         ("bamba", {"attn_layer_indices": [4]}, "attn_layer_indices of m must be a list of blocks, 0 to 3; it has 4"),
         ("bamba", {"partial_rotary_factor": 1.0}, "partial_rotary_factor=1.0 of m is not supported; 0.5 is"),

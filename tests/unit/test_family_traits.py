@@ -129,6 +129,11 @@ def test_each_head_of_stablelm_2_12b_has_a_layer_norm_with_a_weight_of_its_own()
     assert [part.at for part in parts] == [(("kvhead", key), ("group", query)) for key in (0, 1) for query in range(4)]
 
 
+def test_helium_turns_pairs_of_neighbours() -> None:
+    graph = stage_graph(MODELS["helium"], published_sizes(MODELS["helium"]), (0,), False, False)
+    assert [op.attributes["interleaved"] for op in graph.operators if op.kind == "rope"] == [True, True]
+
+
 def test_command_r_plus_has_the_norms_of_all_heads_in_one_tensor() -> None:
     name = "model.layers.0.self_attn"
     parts = {part.tensor: part.layout for part in checkpoint_parts(MODELS["cohere"])}

@@ -344,6 +344,7 @@ def recurrence(model: ModelSpec) -> int:
         ("falcon-h1-1.5b-deep", 1_554_874_768),
         ("falcon-h1-7b", 7_585_654_880),
         ("falcon-h1-34b", 33_642_516_224),
+        ("helium-1-preview-2b", 2_172_643_840),
         ("bamba-9b", 9_780_235_392),
         ("phi-1.5", 1_418_270_720),
         ("phi-2", 2_779_683_840),

@@ -130,6 +130,16 @@ def test_what_a_falcon_h1_config_leaves_out() -> None:
         assert from_config(to_config(one), one.name) == one
 
 
+def test_what_a_helium_config_leaves_out() -> None:
+    model = read("helium", num_attention_heads=20, hidden_size=2560)
+    assert (model.num_key_value_heads, model.head_dim, model.norm_eps, model.rope_theta) == (20, 128, 1e-8, 1e5)
+    assert (model.tie_word_embeddings, model.attention_bias, model.mlp_bias) == (False, False, False)
+    biased = read("helium", num_key_value_heads=8, attention_bias=True, mlp_bias=True)
+    assert (biased.attention_bias, biased.output_projection_bias, biased.mlp_bias) == (True, False, True)
+    for one in (model, biased):
+        assert from_config(to_config(one), "m") == one
+
+
 def test_what_a_bamba_config_leaves_out() -> None:
     model = read("bamba")
     assert (model.num_key_value_heads, model.rotary_dim, model.rope_theta, model.norm_eps) == (8, 64, 1e4, 1e-5)

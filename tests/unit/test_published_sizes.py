@@ -164,6 +164,7 @@ PUBLISHED: tuple[tuple[str, Callable[[ModelSpec], int], str, str], ...] = (
     ("step-3.7-flash", active, "11e9", "the same"),
     ("phi-1.5", parameter_count, "1.4e9", "the sum that Hugging Face shows, recalled; its model card says 1.3"),
     ("phi-2", parameter_count, "2.7e9", "model card, recalled"),
+    ("helium-1-preview-2b", parameter_count, "2e9", "its name"),
     ("bamba-9b", parameter_count, "9.78e9", "transformers' documentation of it"),
     ("falcon-h1-0.5b", parameter_count, "521411104", "its report, recalled"),
     ("falcon-h1-1.5b-deep", parameter_count, "1.55e9", "the sum that Hugging Face shows, recalled"),
