@@ -95,7 +95,7 @@ class ModelSpec:
     latent_attention: Widths of multi-head latent attention; absent where a block has none.
     indexer: Sizes of what chooses the keys that a query of latent attention sees; absent where it sees all before it.
     use_qk_norm: Whether each head's query and key have a norm, an RMSNorm (glm4_moe) or a LayerNorm with weights of the
-        head's own (stablelm), in families that leave it to the config; absent where not.
+        head's own (stablelm, cohere), in families that leave it to the config; absent where not.
     use_rms_norm: Whether norms are RMSNorms, in families of LayerNorms that leave it to the config (cohere2_moe);
         absent where not.
     averages_shared_expert: Whether an MLP with a shared expert is the mean of it and the routed ones (cohere2_moe);
