@@ -133,6 +133,12 @@ def _keeping_wide(training: TrainingSpec, request: PlanRequest, model: ModelSpec
         raise AutoshardError(
             f"keep_bf16={request.keep_bf16}: {model.name} has {counted(model.num_hidden_layers, 'block')}"
         )
+    all_named = all(op.module in names or name_in_block(op.name) in names for op in quantised)
+    if all_named or sum(ends.values()) == model.num_hidden_layers:
+        raise AutoshardError(
+            f"keep_bf16={request.keep_bf16} leaves nothing of {model.name} that {training.precision.name} quantises; "
+            "keep less, or use precision=mixed_precision"
+        )
     return replace(
         training,
         unquantized=tuple(sorted(names)),

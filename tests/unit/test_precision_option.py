@@ -127,8 +127,11 @@ def test_refusals_name_what_there_is() -> None:
     training = inputs_of(replace(H100, keep_bf16="mlp.up_proj+attention+first=1"))[1]
     assert training.kept_wide == "attention+mlp.up_proj+first=1"
     assert (training.unquantized, training.unquantized_first) == (("attention", "mlp.up_proj"), 1)
+    nothing_left = "leaves nothing of llama3-8b that fp8 quantises; keep less, or use precision=mixed_precision"
     for asked, said in (
         (replace(H100, keep_bf16="first=20+last=20"), "keep_bf16=first=20+last=20: llama3-8b has 32 blocks"),
+        (replace(H100, keep_bf16="attention+mlp"), f"keep_bf16=attention+mlp {nothing_left}"),
+        (replace(H100, keep_bf16="first=30+last=2"), f"keep_bf16=first=30+last=2 {nothing_left}"),
         (
             replace(H100, keep_bf16="mlp", precision="fp32"),
             "keep_bf16=mlp with precision=fp32, which quantises nothing; fp8, fp8_block, mxfp8, nvfp4, cfp8 do",
