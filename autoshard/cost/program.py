@@ -15,7 +15,7 @@ from autoshard.cost.collectives import CollectiveLaw, exposed_ring_s
 from autoshard.cost.compute import OperatorNeeds, QuantizedProducts, memory_s, operator_needs, seconds_of
 from autoshard.cost.part import ATTENTION, COMPUTE, CONTEXT, EXPERT, TENSOR, Part, Seconds, add_up
 from autoshard.cost.stacks import COMPILED, Software
-from autoshard.cost.working_bytes import LOSSES, at_steps
+from autoshard.cost.working_bytes import LOSSES, AtSteps, at_steps
 from autoshard.graph.count import (
     backward_collectives,
     forward_collectives,
@@ -111,8 +111,8 @@ class StepSeconds(NamedTuple):
 class ProgramWork:
     """The operators and collectives of each step of a program, whatever the device: counted once, priced as often as
     need be. heaviest: place of the step whose backward decides `working_bytes`. tile_bytes: of that, what is in its
-    tile of scores. untiled_bytes: `working_bytes` without tiles. at_work, tiles: of each step, as AtSteps has them. The
-    other fields: as in Part."""
+    tile of scores. untiled_bytes: `working_bytes` without tiles. at_steps: of each step. The other fields: as in
+    Part."""
 
     program: Program
     operators: tuple[tuple[Operators, ...], ...]
@@ -128,8 +128,7 @@ class ProgramWork:
     tile_bytes: float
     untiled_bytes: float
     for_weights_bytes: float
-    at_work: tuple[float, ...]
-    tiles: tuple[float, ...]
+    at_steps: AtSteps
     quantized: Mapping[tuple[str, ...], int] = field(default_factory=dict)
     frozen: int = 0
     chunks_loss: bool = False
@@ -142,11 +141,17 @@ class ProgramWork:
             repeated = [segment for segment in segments(self.program, name) if segment.recomputed]
             kept = sum(kept_activations(self.program, name).values())
             saved = [sum(replayed_activations(self.program, one).values()) for one in repeated]
-            every = zip(held_bytes(self.program, name), self.at_work, self.tiles, strict=True)
+            held, (working, tiles, forward, gradients) = held_bytes(self.program, name), self.at_steps
+            backward_bytes = max(map(sum, zip(held, working, tiles, strict=True)), default=0.0)
+            forward_bytes = (
+                max(map(add, held[one.start : one.replay_stop], forward[one.start : one.replay_stop]), default=0.0)
+                + gradients[one.last]
+                for one in repeated
+            )
             self._recompute[name] = Recompute(
                 tuple((segment.start, segment.replay_stop) for segment in repeated),
                 kept,
-                max(0.0, max(map(sum, every), default=0.0) - kept - self.working_bytes),
+                max(0.0, max([backward_bytes, *forward_bytes]) - kept - self.working_bytes),
                 max(saved, default=0.0),
                 sum(saved),
             )
@@ -251,7 +256,8 @@ def _is_graphed(op: Operator, graphs: str) -> bool:
 
 def program_work(program: Program) -> ProgramWork:
     """The work of a program: by step, the needs of its operators and exactly the collectives that it issues."""
-    at_work, tiles = at_steps(program)
+    every_step = at_steps(program)
+    at_work, tiles, *_ = every_step
     kept = sum(kept_activations(program, NO_RECOMPUTE).values())
     needed = [work + held - kept for work, held in zip(at_work, held_bytes(program, NO_RECOMPUTE), strict=True)]
     with_tiles = [need + tile for need, tile in zip(needed, tiles, strict=True)]
@@ -288,8 +294,7 @@ def program_work(program: Program) -> ProgramWork:
         0.0 if heaviest is None else tiles[heaviest],
         max(needed, default=0.0),
         max(map(add, needed, waiting_at_steps(program)), default=0.0) - max(needed, default=0.0),
-        tuple(at_work),
-        tuple(tiles),
+        every_step,
         quantized,
         sum(elements.values()) - sum(parameters.values()),
         any(num_chunks(op) > 1 for op in program.graph.operators),

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 from math import prod
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 from autoshard.graph.count import loop_sizes
 from autoshard.graph.operators import KINDS
 from autoshard.graph.partition import GatherEinsumStep, OperatorStep, Program, RedistributeStep, Step
+from autoshard.graph.recompute import recomputing
 from autoshard.graph.redistribute import local_sizes
 
 LOSSES = ("cross_entropy", "linear_cross_entropy")
@@ -18,23 +19,64 @@ LOSSES = ("cross_entropy", "linear_cross_entropy")
 
 class AtSteps(NamedTuple):
     """Bytes at the backward of each step, beside what is kept or run again. working: what it works with, and gradients
-    that wait for steps in front of it. tiles: `tile_bytes`, beside these."""
+    that wait for steps in front of it. tiles: `tile_bytes`, beside these.
+
+    forward: what is there while the step runs forward again, beside what it and those before it save. gradients: that
+    of its output, and those that wait: what is there where steps run again from it on, to the front.
+    """
 
     working: Sequence[float]
     tiles: Sequence[float]
+    forward: Sequence[float]
+    gradients: Sequence[float]
 
 
 def at_steps(program: Program) -> AtSteps:
     """Bytes at the backward of each step of a program."""
     tiles = [tile_bytes(program, step) for step in program.steps]
     waiting = _waiting_gradients_bytes(program)
+    written = [sum(view_bytes(program, view) for view in _views(step)[1]) for step in program.steps]
     return AtSteps(
         [
             working_bytes(program, step) - tile + waits
             for step, tile, waits in zip(program.steps, tiles, waiting, strict=True)
         ],
         tiles,
+        _forward_bytes(program),
+        [of_output + waits for of_output, waits in zip(written, waiting, strict=True)],
     )
+
+
+def _forward_bytes(program: Program) -> list[float]:
+    """Bytes, by step, that are there while it runs forward beside what it and those before it save: views that are
+    written by then and read later, or never saved, and what redistributions gather or copy on their way."""
+    pattern, buffers = recomputing(program)
+    names = [*buffers]
+    saved = {names[place]: step for place, step in pattern.first_saved(0, len(program.steps)).items()}
+    written: dict[str, int] = {}
+    last_read: dict[str, int] = {}
+    changes = [0.0] * (len(program.steps) + 1)
+    for index, step in enumerate(program.steps):
+        inputs, outputs = _views(step)
+        last_read |= dict.fromkeys(inputs, index)
+        written |= dict.fromkeys(outputs, index)
+        inside = _copied_bytes(program, step)
+        if isinstance(step, GatherEinsumStep):
+            inside += view_bytes(program, step.gather.target)
+        elif _is_the_same(step) and saved.get(step.source, index + 1) > index:
+            inside -= view_bytes(program, step.source)
+        changes[index] += inside
+        changes[index + 1] -= inside
+    for view, first in written.items():
+        size, stop = view_bytes(program, view), saved.get(view, last_read.get(view, first) + 1)
+        changes[first] += size
+        changes[max(first, stop)] -= size
+    return [*accumulate(changes[:-1])]
+
+
+def _is_the_same(step: Step) -> TypeGuard[RedistributeStep]:
+    """Whether forward of a step moves nothing: what it writes is what it reads."""
+    return isinstance(step, RedistributeStep) and all(one.forward == "identity" for one in step.transitions)
 
 
 def _waiting_gradients_bytes(program: Program) -> list[float]:

@@ -97,6 +97,11 @@ class Segment:
     recomputed: bool
     replay_stop: int
 
+    @property
+    def last(self) -> int:
+        """The step whose backward, the last of the segment's, needs what the others save: before it they run again."""
+        return min(self.replay_stop, self.stop - 1)
+
 
 def segments(program: Program, recompute: str) -> tuple[Segment, ...]:
     """The program's steps in segments, cut where membership in the recompute set changes.

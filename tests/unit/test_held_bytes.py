@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from autoshard.cost.backward_release import waiting_at_steps
+from autoshard.cost.local_shape import LocalShape
 from autoshard.cost.program import program_work
+from autoshard.cost.stage_program import shape_program
 from autoshard.cost.working_bytes import at_steps, working_bytes
 from autoshard.graph.count import saved_activations
-from autoshard.graph.partition import Program
+from autoshard.graph.partition import Program, RedistributeStep
 from autoshard.graph.recompute import (
     COMMON_SETS,
     FULL_RECOMPUTE,
@@ -20,7 +22,9 @@ from autoshard.graph.recompute import (
     segments,
 )
 from autoshard.layout.sharding import stage_program
+from autoshard.models.registry import load_model
 from autoshard.models.stage import dim_sizes, stage_graph
+from autoshard.units import MIB
 from tests.multiprocess.models import MODELS
 
 BATCH, SEQ = 2, 32
@@ -83,6 +87,39 @@ def test_the_fullest_step_of_each_set() -> None:
         found = work.recompute(recompute)
         assert found.kept_bytes + found.replay_bytes + work.working_bytes == max(steps)
     assert work.recompute(NO_RECOMPUTE).replay_bytes == 0
+
+
+def test_the_fullest_moment_may_be_forward_that_runs_again() -> None:
+    """A mixture over tp and ep: of a microbatch 4,096 tokens by 2,048 numbers are 16 MiB, the slots of 8 of 128 experts
+    for 1.25 times as many tokens 160. When their answers go back, there is what the exchange reads, its copy in pieces
+    for each rank and what it writes, and gathered gates (a MiB), as in its backward; but also the gradients with which
+    the block's began: of the sum over experts, which each rank has gathered whole, and of a quarter of the residual."""
+    shape = LocalShape(tp=4, cp=1, ep=8, microbatch_size=1, sequence_parallel=True, attention_kernel="flash")
+    program = shape_program(
+        load_model("qwen3-30b-a3b"), 4096, 1.25, "bfloat16", shape, True, (0,), first=False, last=False
+    )
+    back = next(
+        index
+        for index, step in enumerate(program.steps)
+        if isinstance(step, RedistributeStep) and step.source.endswith("experts.down_proj")
+    )
+    work, steps = program_work(program), at_steps(program)
+    assert steps.forward[back] == 3 * 160 * MIB + MIB
+    held = held_bytes(program, FULL_RECOMPUTE)
+    found = work.recompute(FULL_RECOMPUTE)
+    expected = held[back] + steps.forward[back] + (16 + 4) * MIB
+    assert found.kept_bytes + found.replay_bytes + work.working_bytes == expected
+    backward = max(map(sum, zip(held, steps.working, steps.tiles, strict=True)))
+    assert expected - backward == 16 * MIB
+    assert work.recompute(NO_RECOMPUTE).replay_bytes == 0  # forward has no gradients beside it
+
+
+def test_forward_that_moves_nothing_writes_nothing() -> None:
+    """Without sequence parallelism the ranks of tp have the norm's whole output, 32 MiB, which each reads as it is."""
+    shape = LocalShape(tp=8, cp=1, ep=1, microbatch_size=1, sequence_parallel=False, attention_kernel="flash")
+    program = shape_program(load_model("llama3-8b"), 4096, 1.25, "bfloat16", shape, True, (0,), first=False, last=False)
+    norm, given, *_ = at_steps(program).forward
+    assert (norm, given) == (32 * MIB, 32 * MIB)
 
 
 def test_gradients_wait_for_steps_in_front() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache, partial, reduce
 from itertools import accumulate
 from operator import attrgetter
 from typing import NamedTuple
@@ -245,8 +245,10 @@ def stage_law(problem: Problem, shape: LocalShape) -> LawOf:
     return collective_laws(problem.model, problem.cluster, shape)
 
 
-BY_SET = 5
+BY_SET = 6
 """Kinds of bytes in SetColumns that differ by set."""
+FULLEST = 3
+"""Of these, the place of what is there at the fullest step of backward."""
 
 
 class SetColumns(NamedTuple):
@@ -255,8 +257,9 @@ class SetColumns(NamedTuple):
     in_program: (step, n), 1 where it is one of its steps. in_sums: (step, n + r sets), the same, then for each of the r
     programs with blocks 1 where it repeats the step under each set. slope_bytes: what one sequence more adds to the
     bytes that programs keep, that their largest segment saves and that all do, that are there at the fullest step of
-    backward, with a tile of scores and without, (n x set,) each, that wait for gradients of weights and that they work
-    with, with a tile and without, (n,) each. fixed_bytes: what is there without any.
+    backward, with a tile of scores and without, and at that of forward that runs again, (n x set,) each, that wait for
+    gradients of weights and that they work with, with a tile and without, (n,) each. fixed_bytes: what is there without
+    any.
     """
 
     in_program: Array
@@ -271,7 +274,7 @@ def _sets_columns(programs: Programs, recompute: tuple[str, ...]) -> SetColumns:
     known = [recomputing(work.program) for work in works]
     in_program, in_sums = _places_of_steps(tuple(one.pattern for one in known), recomputed, recompute)
     by_set, fixed_by_set = np.zeros((2, BY_SET, len(works), len(recompute)))
-    kept_bytes, segment_bytes, again_bytes, fullest_bytes, untiled_bytes = by_set
+    kept_bytes, segment_bytes, again_bytes, fullest_bytes, untiled_bytes, forward_bytes = by_set
     for program, (pattern, buffers) in enumerate(known):
         names = recompute if program < recomputed else (NO_RECOMPUTE,)  # only blocks ever are
         places, sizes = _set_places(pattern, names), np.array([*buffers.values()])
@@ -281,11 +284,19 @@ def _sets_columns(programs: Programs, recompute: tuple[str, ...]) -> SetColumns:
             segment_bytes[program], again_bytes[program] = saved.max(1), saved.sum(1)
         if program < recomputed:
             work = works[program]
-            untiled, tiles = places.held_bytes(sizes) + np.array(work.at_work), np.array(work.tiles)
+            working, tiles, forward, gradients = map(np.array, work.at_steps)
+            held = places.held_bytes(sizes)
+            untiled = held + working
             heaviest = (untiled + tiles).argmax(1)
-            same = {step: work.tiles[step] + fixed_bytes_of(work.program, step) for step in {*heaviest.tolist()}}
-            fixed_by_set[-2, program] = [same[step] for step in heaviest.tolist()]
-            fullest_bytes[program] = (untiled + tiles).max(1) - fixed_by_set[-2, program]
+            same = {step: tiles[step] + fixed_bytes_of(work.program, step) for step in {*heaviest.tolist()}}
+            fixed_by_set[FULLEST, program] = [same[step] for step in heaviest.tolist()]
+            fullest_bytes[program] = (untiled + tiles).max(1) - fixed_by_set[FULLEST, program]
+            if len(places.spans):
+                of_segments = [
+                    (held[:, start:stop] + forward[start:stop]).max(1, initial=0.0) + gradients[last]
+                    for start, stop, last in places.spans
+                ]
+                forward_bytes[program] = (places.repeats * np.stack(of_segments, 1)).max(1)
             if tiles.any():
                 untiled_bytes[program] = untiled.max(1)
     growing_bytes = columns.working_bytes - columns.fixed_working_bytes
@@ -298,12 +309,14 @@ def _sets_columns(programs: Programs, recompute: tuple[str, ...]) -> SetColumns:
 
 class _SetPlaces(NamedTuple):
     """The meaning of recompute sets for programs of one pattern, 1 where it is so, else 0. kept: (set, buffer), whether
-    it is kept. segments: (segment, buffer), whether the replay of a segment that some set runs again saves it. repeats:
-    (set, segment), whether the set does. in_sums: (step, set), whether backward repeats the step. changes: the step
-    from which a buffer is there or no longer, counted through the sets, the buffer, and 1 or -1, (change,) each."""
+    it is kept. segments: (segment, buffer), whether the replay of a segment that some set runs again saves it. spans:
+    start, replay_stop and last of each. repeats: (set, segment), whether the set does. in_sums: (step, set), whether
+    backward repeats the step. changes: the step from which a buffer is there or no longer, counted through the sets,
+    the buffer, and 1 or -1, (change,) each."""
 
     kept: Array
     segments: Array
+    spans: Sequence[tuple[int, int, int]]
     repeats: Array
     in_sums: Array
     changes: tuple[Array, Array, Array]
@@ -337,7 +350,8 @@ def _set_places(pattern: Pattern, recompute: tuple[str, ...]) -> _SetPlaces:
         (place * steps + step, *more) for place, name in enumerate(recompute) for step, *more in pattern.changes(name)
     ]
     step, buffer, sign = np.array(changes, dtype=int).reshape(-1, 3).T
-    return _SetPlaces(kept, of_segments, repeats, in_sums, (step, buffer, sign))
+    spans = [(one.start, one.replay_stop, one.last) for one in segments]
+    return _SetPlaces(kept, of_segments, spans, repeats, in_sums, (step, buffer, sign))
 
 
 @lru_cache(maxsize=1024)
@@ -389,7 +403,7 @@ def _parts(sums: _Sums, sets: int, kinds: int, opens: Array, has_first: bool) ->
         1, 2, 0, 3
     )
     working_bytes = np.maximum(tiled_bytes, untiled_bytes)
-    replay_bytes = np.maximum(0.0, np.maximum(*fullest_bytes) - kept_bytes - working_bytes)
+    replay_bytes = np.maximum(0.0, reduce(np.maximum, fullest_bytes) - kept_bytes - working_bytes)
     forward_s, backward_s = (seconds.transpose(2, 1, 0)[..., None] for seconds in (sums.forward_s, sums.backward_s))
     parts = []
     for program in range(programs):
