@@ -54,7 +54,13 @@ def _unusual(s: Strategy | Draft) -> tuple[int, ...]:
 
 
 def _ways(s: Strategy | Draft) -> tuple[object, ...]:
-    return (s.attention_kernel, s.context_parallel, tuple(map(AXIS_ORDER.index, s.axis_order)))
+    """A plain ring comes last: where a zigzag is legal, a search leaves it out (planner/dominated.py)."""
+    return (
+        s.attention_kernel,
+        s.context_parallel == "ring",
+        s.context_parallel,
+        tuple(map(AXIS_ORDER.index, s.axis_order)),
+    )
 
 
 class PipelineDegrees(Degrees, Protocol):

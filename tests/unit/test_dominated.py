@@ -13,6 +13,7 @@ from autoshard.layout.strategy import Strategy, even_stage_layers
 from autoshard.models.registry import load_model
 from autoshard.planner.dominated import BALANCED, DOMINATED, SHARED, undominated
 from autoshard.planner.layouts import MeshDrafts, legal_layouts
+from autoshard.planner.ranking import draft_simplicity
 from autoshard.planner.rejections import Tally
 from autoshard.planner.search import search
 from autoshard.planner.sets import recompute_sets
@@ -70,6 +71,14 @@ def test_which_ones_are() -> None:
     assert {one.way.context_parallel for one in kept} == {"zigzag_ring", "ulysses", "all_gather"}
     assert {one.way.zero for one in kept if one.way.dp * one.way.cp > 1 and one.way.tp <= 8} == {1, 2, 3}
     assert dominated.keys() == {BALANCED, SHARED}
+
+
+def test_of_equals_the_one_that_a_search_prices_is_the_simpler() -> None:
+    """A search without bounds prices both rings, which are as fast where windows are short."""
+    _, dominated = ways(problem_of("llama3-8b", "h100-80gb", 2, 8192, "mixed_precision"))
+    for one in dominated[BALANCED]:
+        zigzag = one.way._replace(context_parallel="zigzag_ring")
+        assert draft_simplicity(zigzag) < draft_simplicity(one.way)
 
 
 def test_a_plain_ring_stays_where_no_zigzag_is_legal() -> None:
