@@ -24,12 +24,12 @@ from autoshard.runtime.torch_backend.kernels import kernel
 from autoshard.runtime.torch_backend.recomputing_ops import OffsetLayerNorm
 from autoshard.runtime.torch_backend.recurrences import (
     GROUPS,
-    WHOLE,
     _delta_rule,
     _scan,
     gated_delta_rule,
     state_space_scan,
 )
+from autoshard.runtime.torch_backend.run_again import WHOLE
 from autoshard.spec.linear_attention import LinearAttention, Mamba
 from autoshard.spec.model import ModelSpec
 from benchmarks.graph_counts import measure

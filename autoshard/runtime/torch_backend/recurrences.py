@@ -6,8 +6,7 @@ alone; backward computes forward again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,8 +17,8 @@ from autoshard.graph.partition import OperatorStep
 from autoshard.graph.recurrent_kinds import DELTA_CHUNK, fades_by_channel, numbers_of_head
 from autoshard.graph.score_tiles import scan_tile
 from autoshard.runtime.torch_backend.context import Context, Kernel, in_pieces
-from autoshard.runtime.torch_backend.given import Given
 from autoshard.runtime.torch_backend.recomputing_ops import at_least_fp32
+from autoshard.runtime.torch_backend.run_again import WHOLE, Again, Slices
 
 L2_EPS = 1e-6
 """Added to the squared length of queries and keys of the delta rule: flash-linear-attention's and transformers'."""
@@ -30,74 +29,6 @@ DELTA_BLOCK = 8
 its own. Blocks of 4 hold as much in backward; of 16 more."""
 
 
-@dataclass(frozen=True)
-class Slices:
-    """A function that is worked off in slices along one dim, because it holds much more for each than its inputs are.
-
-    dims: of each input, the dim that is sliced, None where all slices need the whole; the output's is the first one's.
-    size: of a slice.
-    """
-
-    dims: tuple[int | None, ...] = ()
-    size: int = 0
-
-    def of(self, values: Sequence[torch.Tensor]) -> Iterator[tuple[torch.Tensor, ...]]:
-        """Yields the inputs of each slice. values: those of the function, or its output alone."""
-        dim = self.dims[0] if self.dims else None
-        if dim is None:
-            yield tuple(values)
-            return
-        dims = self.dims[: len(values)]
-        for start in range(0, values[0].shape[dim], self.size):
-            stop = min(start + self.size, values[0].shape[dim])
-            yield tuple(x if d is None else x.narrow(d, start, stop - start) for x, d in zip(values, dims, strict=True))
-
-
-WHOLE = Slices()
-
-
-class _Again(torch.autograd.Function):
-    """A function of tensors that keeps its inputs and runs again in backward."""
-
-    @staticmethod
-    def forward(ctx: Any, function: Callable[..., torch.Tensor], slices: Slices, *values: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(*values)
-        ctx.function, ctx.slices = function, slices
-        parts = [function(*inputs) for inputs in slices.of(values)]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, slices.dims[0] or 0)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
-        needed, saved, slices = ctx.needs_input_grad[2:], ctx.saved_tensors, ctx.slices
-        if slices is WHOLE:
-            return None, None, *_gradients(ctx.function, saved, needed, grads[0])
-        # sums over slices are not rounded in between
-        wide = [
-            torch.promote_types(x.dtype, torch.float32) if slices.dims[i] is None else x.dtype
-            for i, x in enumerate(saved)
-        ]
-        sums = [torch.zeros_like(x, dtype=dtype) for x, dtype in zip(saved, wide, strict=True)]
-        for inputs, targets, (grad,) in zip(slices.of(saved), slices.of(sums), slices.of(grads[:1]), strict=True):
-            for target, found in zip(targets, _gradients(ctx.function, inputs, needed, grad), strict=True):
-                if found is not None:
-                    target.add_(found)
-        return None, None, *(one.to(x.dtype) if use else None for one, x, use in zip(sums, saved, needed, strict=True))
-
-
-def _gradients(
-    function: Callable[..., torch.Tensor],
-    values: Sequence[torch.Tensor],
-    needed: Sequence[bool],
-    grad: torch.Tensor,
-) -> tuple[torch.Tensor | None, ...]:
-    """The gradients of a function that is run again; None where none is needed."""
-    with torch.enable_grad():
-        inputs = tuple(x.detach().requires_grad_(use) for x, use in zip(values, needed, strict=True))
-        root = Given.apply(function(*inputs), grad)
-    found = iter(torch.autograd.grad(root, [x for x in inputs if x.requires_grad]))
-    return tuple(next(found) if use else None for use in needed)
-
-
 def _in_order(
     context: Context, step: OperatorStep, function: Callable[..., torch.Tensor], sequences: int, slices: Slices = WHOLE
 ) -> Kernel:
@@ -105,7 +36,7 @@ def _in_order(
     the original sequence; the graph's may lie in other pieces."""
     pieces: Any = step.operator.attributes.get("sequence_pieces")
     if pieces is None or pieces == tuple(sorted(pieces)):
-        return lambda *values: _Again.apply(function, slices, *values)
+        return lambda *values: Again.apply(function, slices, *values)
     places = in_pieces(context.graph.sizes["seq"], pieces)
 
     def ordered(*values: torch.Tensor) -> torch.Tensor:
@@ -114,7 +45,7 @@ def _in_order(
         mixed = function(*(x[:, original] for x in values[:sequences]), *values[sequences:])
         return mixed[:, here]
 
-    return lambda *values: _Again.apply(ordered, slices, *values)
+    return lambda *values: Again.apply(ordered, slices, *values)
 
 
 def causal_conv(context: Context, step: OperatorStep) -> Kernel:
