@@ -24,10 +24,15 @@ def residual(b: GraphBuilder, model: ModelSpec, name: str, x: str, *branches: tu
     branches: (the tensor that is added, the name of its dropout operator).
     """
     b.module = "residual"
-    added = [_dropped(b, drop, one, model.dropout.residual) for one, drop in branches]
+    added = [dropped_branch(b, model, *branch) for branch in branches]
     if model.multipliers is None:
         return b.elementwise("add", name, x, *added)
     return b.elementwise("add", name, x, *added, alpha=model.multipliers.residual_multiplier)
+
+
+def dropped_branch(b: GraphBuilder, model: ModelSpec, branch: str, name: str) -> str:
+    """Append the dropout of what a part of a block gives, and return the output. name: of the dropout operator."""
+    return _dropped(b, name, branch, model.dropout.residual)
 
 
 def sequence_keys(b: GraphBuilder) -> str:

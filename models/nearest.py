@@ -30,6 +30,7 @@ STRUCTURE = frozenset(
         *("shared_expert_combination_strategy", "expert_selection_fn", "prefix_dense_intermediate_size"),
         *("shared_intermediate_size", "linear_attn_config", "hybrid_layer_pattern", "attention_value_scale"),
         *("layer_rope_theta", "qk_layernorm", "use_qkv_bias", "attention_other_setting", "swiglu_limits"),
+        *("hc_mult", "o_groups", "o_lora_rank", "compress_ratios", "compress_rates", "num_hash_layers"),
         *("moe_layers_enum", "mamba_d_ssm", "ssm_multipliers", "key_multiplier", "mlp_multipliers"),
         "attn_layer_indices",
     )

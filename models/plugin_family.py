@@ -11,10 +11,10 @@ from autoshard.graph.ir import Graph, GraphBuilder
 from autoshard.graph.operators import check_operator
 from autoshard.graph.pointwise import parse
 from autoshard.models.families import FAMILIES, graph_of
+from autoshard.models.hyper_connections import residual_dims
 from autoshard.plugins.found import RAISED, in_one_line
 from autoshard.spec.model import KIND_FIELDS, ModelSpec
 
-HIDDEN = ("batch", "seq", "embed")
 KERNEL, ELEMENT_BYTES = "flash", 2
 
 
@@ -48,16 +48,17 @@ def check_family(model: ModelSpec, sizes: Mapping[str, int]) -> None:
 
 def _parts(model: ModelSpec, sizes: Mapping[str, int], said: str) -> Iterator[tuple[int | None, str, Graph, object]]:
     """(layer, name, graph, its form) of both ends together, whose layer is None, and of every block."""
+    dims = residual_dims(model)
 
     def ends(b: GraphBuilder) -> None:
         x = graph_of(model.family).embedding(b, model)
-        _check_hidden(b.build(), "embedding", x)
+        _check_hidden(b.build(), "embedding", x, dims)
         graph_of(model.family).head(b, model, x)
 
     def block(b: GraphBuilder, layer: int) -> None:
-        hidden = b.hidden_input("hidden", " ".join(HIDDEN))
+        hidden = b.hidden_input("hidden", " ".join(dims))
         x = graph_of(model.family).block(b, model, hidden, layer, KERNEL)
-        _check_hidden(b.build(), "block", x)
+        _check_hidden(b.build(), "block", x, dims)
 
     def built(what: str, write: Callable[..., None], *arguments: int) -> tuple[Graph, object]:
         b = GraphBuilder(sizes, ELEMENT_BYTES)
@@ -77,11 +78,11 @@ def _parts(model: ModelSpec, sizes: Mapping[str, int], said: str) -> Iterator[tu
         yield layer, f"block {layer}", *built(f"block {layer}", block, layer)
 
 
-def _check_hidden(built: Graph, function: str, x: object) -> None:
+def _check_hidden(built: Graph, function: str, x: object, dims: tuple[str, ...]) -> None:
     tensor = built.tensors.get(x) if isinstance(x, str) else None
-    if tensor is None or tensor.role != "activation" or tensor.dims != HIDDEN:
+    if tensor is None or tensor.role != "activation" or tensor.dims != dims:
         raise AutoshardError(
-            f"{function} returned {show(x)}; it must return the name of an operator's output of dims {' '.join(HIDDEN)}"
+            f"{function} returned {show(x)}; it must return the name of an operator's output of dims {' '.join(dims)}"
         )
 
 

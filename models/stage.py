@@ -7,11 +7,15 @@ from functools import lru_cache
 from math import ceil
 
 from autoshard.graph.attention_kind import KEY
+from autoshard.graph.compressed_kinds import SERIES
 from autoshard.graph.ir import Graph, GraphBuilder
+from autoshard.graph.stream_kinds import STREAM
 from autoshard.models.families import FAMILIES, graph_of
+from autoshard.models.hyper_connections import residual_dims
 from autoshard.models.padding import heads_of_kinds, multiple_of, padded_width
 from autoshard.models.plugin_family import check_family
 from autoshard.models.prediction import JOINED, prediction
+from autoshard.spec.compressed_attention import CompressedAttention
 from autoshard.spec.latent_attention import LatentAttention
 from autoshard.spec.linear_attention import Mamba
 from autoshard.spec.model import ModelSpec
@@ -57,6 +61,13 @@ def dim_sizes(model: ModelSpec, batch: int, seq: int, tp: int = 1, capacity_fact
         sizes[JOINED] = 2 * model.hidden_size
     if model.latent_attention is not None:
         sizes.update(_latent_sizes(model, model.latent_attention))
+    if (compressed := model.compressed_attention) is not None:
+        sizes.update(_compressed_sizes(compressed, seq))
+    if (hyper := model.hyper_connections) is not None:
+        streams = hyper.hc_mult
+        sizes |= {STREAM: streams, "pre": streams, "one": 1, "mix": streams * (streams + 2), "three": 3}
+    if model.family.hashes_tokens:
+        sizes |= {"token": model.vocab_size, "choice": model.num_experts_per_tok}
     if (indexer := model.indexer) is not None:
         sizes |= {"index_head": indexer.index_n_heads, "index_dim": indexer.index_head_dim, KEY: seq}
     if (linear := model.linear_attention) is not None:
@@ -109,6 +120,21 @@ def _latent_sizes(model: ModelSpec, latent: LatentAttention) -> dict[str, int]:
     return sizes if latent.q_lora_rank is None else {**sizes, "q_rank": latent.q_lora_rank}
 
 
+def _compressed_sizes(compressed: CompressedAttention, seq: int) -> dict[str, int]:
+    """Sizes of the dims that compressed attention has besides: compressed vectors, entries, and heads of an indexer."""
+    return {
+        "q_rank": compressed.q_lora_rank,
+        "o_rank": compressed.o_lora_rank,
+        SERIES: 2,
+        "sparse_rate": compressed.sparse_rate,
+        "sparse_entry": max(1, seq // compressed.sparse_rate),
+        "heavy_rate": compressed.heavy_rate,
+        "heavy_entry": max(1, seq // compressed.heavy_rate),
+        "index_head": compressed.index_n_heads,
+        "index_dim": compressed.index_head_dim,
+    }
+
+
 def published_sizes(model: ModelSpec) -> dict[str, int]:
     """Size of every dim that a parameter has, without padding."""
     return dim_sizes(model, batch=1, seq=1)
@@ -132,7 +158,7 @@ def stage_graph(
     if FAMILIES.plugin(model.model_type) is not None:
         _check_plugin(model)
     b, graph = GraphBuilder(sizes, element_bytes), graph_of(model.family)
-    x = graph.embedding(b, model) if first else b.hidden_input(HIDDEN, "batch seq embed")
+    x = graph.embedding(b, model) if first else b.hidden_input(HIDDEN, " ".join(residual_dims(model)))
     for layer in layers:
         x = graph.block(b, model, x, layer, attention_kernel)
     if last:

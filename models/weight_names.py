@@ -16,7 +16,8 @@ class Part:
     size 1. at: (dim of our parameter, index in it) of a slice, where the checkpoint has a tensor for each expert, or
     for each head.
     Dims in brackets are rows from `first` on of the `rows` that the tensor has there, where parameters of several sizes
-    lie one behind the other: "([kvhead headdim]) embed".
+    lie one behind the other: "([kvhead headdim]) embed". whole_numbers: whether checkpoints hold integers, which our
+    parameter has as floating-point numbers.
     """
 
     tensor: str
@@ -27,6 +28,7 @@ class Part:
     at: tuple[tuple[str, int], ...] = ()
     first: int = 0
     rows: int = 1
+    whole_numbers: bool = False
 
     @staticmethod
     def same(name: str, layout: str) -> Part:

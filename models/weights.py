@@ -24,6 +24,11 @@ def checkpoint_parts(model: ModelSpec, fused: bool = False) -> tuple[Part, ...]:
     return (*weights.ends(model), *blocks, *ahead)
 
 
+def whole_numbers(model: ModelSpec) -> frozenset[str]:
+    """Names of the parameters that checkpoints hold as integers."""
+    return frozenset(part.parameter for part in checkpoint_parts(model) if part.whole_numbers)
+
+
 def written_parts(model: ModelSpec) -> tuple[Part, ...]:
     """Every part of a checkpoint as it is written: tensors that published ones hold twice, too."""
     return checkpoint_parts(model) + (() if model.multi_token_prediction is None else copied_tables(model))

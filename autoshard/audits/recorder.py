@@ -30,7 +30,10 @@ GATHERED = "gathered weights of"
 """Before the unit of a bucket: the name of weights that are whole while they are read."""
 MADE_OF = "made of"
 """Before the name of a buffer that the optimizer copies or reduces at the end of a step."""
-UNCOUNTED = ("combine", "choose_keys", *RECURRENCES)
+UNCOUNTED = (
+    *("combine", "choose_keys", "choose_entries", "compressed_attention", "stream_weights", "expand_streams"),
+    *RECURRENCES,
+)
 """Kinds of operators whose products inside are not compared: a plan counts those of einsum and attention."""
 _FUNCTIONAL, _C10D = "_c10d_functional", "c10d"
 _aten = torch.ops.aten

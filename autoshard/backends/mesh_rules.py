@@ -140,6 +140,17 @@ def tp_divides_groups(problem: Problem, draft: Draft) -> str | None:
     )
 
 
+def sequence_has_entries(problem: Problem, draft: Draft) -> str | None:
+    """An entry stands for a whole piece of the sequence."""
+    compressed, length = problem.model.compressed_attention, problem.training.sequence_length
+    if compressed is None or length >= (longest := max(compressed.sparse_rate, compressed.heavy_rate)):
+        return None
+    return (
+        f"sequence_length={length} must be at least {longest}: blocks of {problem.model.name} have an entry for so "
+        "many tokens"
+    )
+
+
 def sequence_splits(problem: Problem, draft: Draft) -> str | None:
     """Context parallelism splits the sequence, sequence parallelism splits each part again."""
     pieces = draft.cp * (draft.tp if draft.sequence_parallel else 1)
@@ -293,6 +304,7 @@ COMMON_MESH_RULES = (
     Rule("the degrees do not fill the cluster", world_is_filled),
     *TP_RULES,
     Rule("the sequence does not split over cp and tp", sequence_splits),
+    Rule("the sequence is shorter than the pieces of compressed attention", sequence_has_entries),
     Rule("etp is no part of tp", experts_are_cut_apart),
     EXPERTS_SPLIT,
     Rule("experts with context parallelism", experts_share_sequences),

@@ -119,6 +119,8 @@ def context_parallelism_works(problem: Problem, draft: Draft) -> str | None:
     if kind not in backend.context_parallel:
         kinds = " or ".join(backend.context_parallel)
         return f"context_parallel={kind} with cp={cp}: {backend.label} has {kinds} alone; use {kinds}"
+    if kind != UNUSED and problem.model.compressed_attention is not None:
+        return f"context_parallel={kind}: attention of {name} sees entries of a whole row; use {UNUSED}"
     if kind != UNUSED and problem.model.indexer is not None:
         return f"context_parallel={kind}: the indexer of {name} chooses among the keys of a whole row; use {UNUSED}"
     if kind in RINGS and draft.attention_kernel != "flash":

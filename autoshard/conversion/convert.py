@@ -12,7 +12,7 @@ from autoshard.checkpoint.layout import parameter_shapes
 from autoshard.checkpoint.manifest import WEIGHTS
 from autoshard.checkpoint.store import MANIFEST
 from autoshard.checkpoint.tensor_file import checksum
-from autoshard.conversion.dtypes import BY_CONFIG_NAME, CONFIG_NAMES
+from autoshard.conversion.dtypes import BY_CONFIG_NAME, CONFIG_NAMES, TABLE
 from autoshard.conversion.folder import check_free, check_space, new_folder
 from autoshard.conversion.forms import FORMS
 from autoshard.conversion.huggingface import (
@@ -35,7 +35,7 @@ from autoshard.files.fields import show
 from autoshard.files.first_difference import first_difference
 from autoshard.files.reached import reached
 from autoshard.models.registry import load_model
-from autoshard.models.weights import not_learned, parameter_dtypes
+from autoshard.models.weights import not_learned, parameter_dtypes, whole_numbers
 from autoshard.plans.plan import Plan
 from autoshard.spec.model import ModelSpec
 
@@ -139,6 +139,8 @@ def convert(source: Source, target: Path, conversion: Conversion, starting: Adva
         source = source_for(source, conversion.plan)
     dtype = _dtype(source, conversion)
     dtypes = dict(source.dtypes) if dtype is None else _dtypes(source, dtype)
+    if conversion.form == "hf":
+        dtypes |= dict.fromkeys(whole_numbers(source.model), TABLE)
     files = _files(source, dtypes, conversion)
     check_space(target, sum(file.size for file in files))
     starting(sum(region.box.elements * region.width for held in source.regions.values() for region in held))

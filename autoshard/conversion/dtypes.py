@@ -8,11 +8,21 @@ from autoshard.checkpoint.tensor_file import ELEMENT_BYTES
 from autoshard.conversion.regions import Array
 from autoshard.errors import AutoshardError
 
-WIDTHS = ELEMENT_BYTES
+INTEGERS = {"I32": 4, "I64": 8}
+"""Bytes of an element of a table of whole numbers, which are floating-point numbers here."""
+TABLE = "I64"
+"""In which such a table is written."""
+WIDTHS = {**ELEMENT_BYTES, **INTEGERS}
 CONFIG_NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
 """Safetensors' name of a dtype -> its name in config.json and plans."""
 BY_CONFIG_NAME = {name: dtype for dtype, name in CONFIG_NAMES.items()}
-_NUMPY = {"F16": np.float16, "F32": np.float32, "F64": np.float64}
+_NUMPY: dict[str, type[np.generic]] = {
+    "F16": np.float16,
+    "F32": np.float32,
+    "F64": np.float64,
+    "I32": np.int32,
+    "I64": np.int64,
+}
 
 
 def element_type(dtype: str) -> str:
@@ -23,7 +33,8 @@ def element_type(dtype: str) -> str:
 def as_dtype(values: Array, have: str, want: str) -> Array:
     """The elements as bits of the dtype `want`, from bits of the dtype `have`: rounded to the nearest, ties to even.
 
-    Raises AutoshardError where a finite value becomes infinite.
+    Raises AutoshardError where a finite value becomes infinite, and a whole number of a table, or what becomes one,
+    another number.
     """
     if have == want:
         return values
@@ -33,6 +44,10 @@ def as_dtype(values: Array, have: str, want: str) -> Array:
     finite = np.isfinite(converted) if want != "BF16" else (converted & 0x7F80) != 0x7F80
     if not np.array_equal(finite, np.isfinite(wide)):
         raise AutoshardError(f"values beyond what {CONFIG_NAMES[want]} holds")
+    if {have, want} & INTEGERS.keys():
+        single = converted if want != "BF16" else (converted.astype(np.uint32) << 16).view(np.float32)
+        if not np.array_equal(single.astype(np.float64), wide.astype(np.float64)):
+            raise AutoshardError(f"whole numbers of a table that {want} does not hold")
     return converted.view(element_type(want))
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from autoshard.checkpoint.tensor_file import StoredTensor, read_header
-from autoshard.conversion.dtypes import CONFIG_NAMES, WIDTHS
+from autoshard.conversion.dtypes import CONFIG_NAMES, INTEGERS, WIDTHS
 from autoshard.conversion.mxfp4 import BLOCKS, DTYPE, SCALES, check_shapes, packed_region, stored_part
 from autoshard.conversion.output_file import OutputFile, plain_file, safetensors_file
 from autoshard.conversion.places import Place, TensorLayout, part_shape, place_of
@@ -89,7 +89,7 @@ def huggingface_source(folder: Path) -> Source:
         name = _name_in_file(part.tensor, tensors, folder)
         path, stored = tensors[name]
         part = _as_stored(part, stored.shape, sizes)
-        _check(path, name, stored, part_shape(part, sizes), dtypes.setdefault(part.parameter, stored.dtype))
+        _check(path, name, stored, part, part_shape(part, sizes), dtypes.setdefault(part.parameter, stored.dtype))
         place = place_of(part, dims[part.parameter], sizes)
         region = Region.of(place, path, name, stored.offset, WIDTHS[stored.dtype])
         regions.setdefault(part.parameter, []).append(region)
@@ -271,9 +271,10 @@ def _packed_region(
     return packed_region(place_of(stored, dims, sizes), dims.index(packed), places[0], places[1])
 
 
-def _check(path: Path, name: str, stored: StoredTensor, shape: tuple[int, ...], dtype: str) -> None:
-    if stored.dtype not in WIDTHS:
-        raise AutoshardError(f"{path}: {name} has dtype {stored.dtype}; {', '.join(WIDTHS)} are converted")
+def _check(path: Path, name: str, stored: StoredTensor, part: Part, shape: tuple[int, ...], dtype: str) -> None:
+    known = [one for one in WIDTHS if part.whole_numbers or one not in INTEGERS]
+    if stored.dtype not in known:
+        raise AutoshardError(f"{path}: {name} has dtype {stored.dtype}; {', '.join(known)} are converted")
     if stored.shape != shape:
         raise AutoshardError(f"{path}: {name} has shape {list(stored.shape)}; the model's is {list(shape)}")
     if stored.dtype != dtype:

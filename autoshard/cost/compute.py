@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from autoshard.cost.stacks import COMPILED, Software
 from autoshard.errors import AutoshardError
+from autoshard.graph.compressed_kinds import ATTENTION_KINDS, seen_entries, written_columns
 from autoshard.graph.count import loop_sizes, operand_bytes, operator_work
 from autoshard.graph.indexer_kind import seen_keys
 from autoshard.graph.ir import CASTS_INPUT
@@ -140,12 +141,12 @@ def cast_s_per_weight(precision: Precision, device: Device) -> float:
 def operator_needs(program: Program, step: OperatorStep) -> OperatorNeeds:
     """The needs of an operator on one rank: products, and bytes through memory."""
     op, work, sizes = step.operator, operator_work(program, step), loop_sizes(program, step)
-    if op.kind == "attention":
+    if op.kind in ATTENTION_KINDS:
         graph = program.graph
         head_dim, value_dim = (float(graph.sizes[graph.tensors[name].dims[-1]]) for name in (op.inputs[0], op.output))
         rows = prod(sizes[dim] for dim in op.loop_dims)
         plain = op.attributes["kernel"] == "plain"
-        keys = float(program.graph.sizes["seq"]) if plain else work.flops / (2.0 * rows * (head_dim + value_dim))
+        keys = float(written_columns(op, graph)) if plain else work.flops / (2.0 * rows * (head_dim + value_dim))
         scores = rows * keys * program.graph.tensors[op.output].element_bytes
         kind = "plain" if plain else "flash"
         traffic = (work.bytes_moved, scores, work.flops, 2.5 if plain else work.backward_flops_ratio)
@@ -161,9 +162,10 @@ def operator_needs(program: Program, step: OperatorStep) -> OperatorNeeds:
         lost = logits + program.graph.summed_bytes(op.inputs[0]) * m * n
         traffic = (work.bytes_moved + logits, lost, work.flops, work.backward_flops_ratio)
         return OperatorNeeds("chunked_loss", m, n, k, *traffic, KINDS[op.kind].groups(op, program.graph, sizes))
-    if op.kind == "choose_keys":
+    if op.kind in ("choose_keys", "choose_entries"):
         queries, width = prod(sizes[dim] for dim in op.loop_dims), sizes["index_dim"]
-        scores = queries * sizes["index_head"] * seen_keys(program.graph, sizes)
+        seen = seen_entries(op, program.graph, sizes) if "rate" in op.attributes else seen_keys(program.graph, sizes)
+        scores = queries * sizes["index_head"] * seen
         scores_bytes = program.graph.summed_bytes(op.inputs[0]) * scores
         columns = work.flops / (2.0 * queries * width)
         return OperatorNeeds("choice", queries, columns, width, work.bytes_moved, scores_bytes, work.flops, 0.0)

@@ -106,7 +106,7 @@ def mesh_order(mesh: Mesh) -> tuple[tuple[str, int], ...]:
 def hidden_bytes(model: ModelSpec, training: TrainingSpec, shape: LocalShape) -> int:
     """Bytes of the hidden activation of one microbatch between two blocks, on a rank."""
     inside = shape.cp * (shape.tp if shape.sequence_parallel else 1)
-    elements = shape.microbatch_size * training.sequence_length * model.hidden_size // inside
+    elements = shape.microbatch_size * training.sequence_length * model.hidden_size * model.num_streams // inside
     return elements * DTYPE_BYTES[training.precision.compute_dtype]
 
 

@@ -169,6 +169,8 @@ def _built_of(model: ModelSpec) -> list[str]:
         shared = " and a shared one" if model.shared_expert_intermediate_size else ""
         where = f" in {model.num_sparse_layers} blocks" if some else ""
         words.append(f"{model.num_experts_per_tok} of {model.num_local_experts} experts{shared}{where}")
+    if model.num_streams > 1:
+        words.append(f"a residual of {model.num_streams} streams")
     if model.multi_token_prediction is not None:
         words.append("multi-token prediction")
     return words

@@ -310,6 +310,12 @@ def _attention(plan: Plan) -> str:
         words.append(_CONTEXT_PARALLEL[strategy.context_parallel])
     if indexer is not None:
         words.append(f"a mask hides all but {indexer.index_topk:,} keys of a query, which an indexer chose")
+    if (compressed := plan.model.compressed_attention) is not None:
+        words.append(
+            f"a query sees a window of {plan.model.sliding_window:,} tokens, and of entries of "
+            f"{compressed.sparse_rate} tokens {compressed.index_topk:,} at most, of those of {compressed.heavy_rate} "
+            "all before it"
+        )
     return "; ".join(words)
 
 

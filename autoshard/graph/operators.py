@@ -1,4 +1,4 @@
-"""The kinds of operators but for attention, indexers, routing, recurrences and the loss, and all kinds by name.
+"""The kinds of operators but for attention, indexers, streams, routing, recurrences and the loss, and all by name.
 
 To add one: subclass `OperatorKind`, put it into `KINDS`, give the torch backend a kernel of the same name.
 """
@@ -9,6 +9,7 @@ from math import prod
 
 from autoshard.files.fields import check_choice
 from autoshard.graph.attention_kind import Attention
+from autoshard.graph.compressed_kinds import ChooseEntries, Compress, CompressedAttention
 from autoshard.graph.indexer_kind import ChooseKeys
 from autoshard.graph.ir import Graph, Operator
 from autoshard.graph.loss_kinds import CrossEntropy, LinearCrossEntropy
@@ -16,6 +17,7 @@ from autoshard.graph.operator_kind import Extra, Internal, OperatorKind, Sizes, 
 from autoshard.graph.pointwise import check_expression, count, factor
 from autoshard.graph.recurrent_kinds import CausalConv, GatedDeltaRule, StateSpaceScan
 from autoshard.graph.routing_kinds import Combine, Dispatch, TopKGate
+from autoshard.graph.stream_kinds import CollapseStreams, ExpandStreams, RepeatStreams, StreamWeights
 
 
 class Einsum(OperatorKind):
@@ -116,7 +118,8 @@ def _norm_rows(op: Operator, sizes: Sizes) -> float:
 class Rope(OperatorKind):
     """Rotary positions: linear with a constant table, so nothing is kept.
 
-    rotary_dim numbers of the last dim turn, from attribute first_rotary on (the default is 0).
+    rotary_dim numbers of the last dim turn, from attribute first_rotary on (the default is 0). With the attribute every
+    the second dim is of places so many tokens apart, in place of the sequence.
     """
 
     def flops(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
@@ -196,6 +199,9 @@ KINDS: dict[str, OperatorKind] = {
     "dropout": Dropout(),
     "attention": Attention(),
     "choose_keys": ChooseKeys(),
+    "compress": Compress(),
+    "compressed_attention": CompressedAttention(),
+    "choose_entries": ChooseEntries(),
     "embedding": Embedding(),
     "position_embedding": PositionEmbedding(),
     "cross_entropy": CrossEntropy(),
@@ -207,6 +213,10 @@ KINDS: dict[str, OperatorKind] = {
     "causal_conv": CausalConv(),
     "gated_delta_rule": GatedDeltaRule(),
     "state_space_scan": StateSpaceScan(),
+    "repeat_streams": RepeatStreams(),
+    "stream_weights": StreamWeights(),
+    "collapse_streams": CollapseStreams(),
+    "expand_streams": ExpandStreams(),
 }
 
 

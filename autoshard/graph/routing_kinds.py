@@ -14,7 +14,8 @@ class TopKGate(OperatorKind):
     """Softmax over the experts in FP32, the top k kept and normalised, zero elsewhere. Works on whole expert rows.
 
     Attribute router: a Router (spec/router.py) that scores and chooses otherwise; its correction bias [expert] is one
-    more input, and only says which experts are chosen.
+    more input, and only says which experts are chosen. With the attribute hashed, and a router, two more inputs choose
+    them: a table [token choice] with a token's experts, and the tokens [batch seq].
 
     aux_loss_coef: of its load-balancing loss, which is of the means over all tokens: two numbers an expert are summed
     over whatever axes the tokens are split.

@@ -1,5 +1,5 @@
 """The tiles of scores in which the torch backend computes attention that torch's fused kernels do not know, in which
-an indexer chooses keys, and in which a state space is scanned.
+an indexer chooses keys or entries, and in which a state space is scanned.
 
 A tile of several sequences has as many scores as one of a single sequence, but for a scan: what it takes does not grow
 with the microbatch.
@@ -75,3 +75,14 @@ def most_scan_scores(heads: float, scores: float) -> float:
     """Scores of each sequence's scan that are held at one time, at most, elements. heads: of all groups. scores: as in
     `scan_tile`."""
     return max(scores, min(SCORES_AT_ONCE, heads * scores))
+
+
+def compressed_tile(rows: int, window: int, entries: int, length: int) -> tuple[int, int]:
+    """(queries of a tile, keys and entries that they see at most) of compressed attention. rows: heads of all sequences
+    that a rank has. window: keys that a query sees. length: of a sequence's queries on a rank, tokens.
+
+    A tile of as many queries as a window has keys computes half of the window's scores in vain.
+    """
+    most = min(length, max(FEWEST_ROWS, window))
+    queries = max(1, min(most, SCORES_AT_ONCE // (rows * (window + most + entries))))
+    return queries, window + queries + entries

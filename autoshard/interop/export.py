@@ -16,7 +16,15 @@ FORMS = {"nxdt": "YAML", "torchtitan": "Python", "torchtitan-toml": "TOML", "meg
 """Framework -> what its layouts are written in."""
 
 UNWRITTEN = (
-    *("latent_attention", "router", "layer_types", "mlp_layer_types", "position_types"),
+    *(
+        "compressed_attention",
+        "hyper_connections",
+        "latent_attention",
+        "router",
+        "layer_types",
+        "mlp_layer_types",
+        "position_types",
+    ),
     *("linear_attention", "mamba", "conv", "branch_multipliers"),
     *("attention_scores", "clamped_gate", "chunked_attention", "multipliers", "logit_scale", "normalizes_all_heads"),
     *("averages_shared_expert", "normalizes_turned_heads", "normalizes_values", "learns_activation"),

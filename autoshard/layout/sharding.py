@@ -13,14 +13,15 @@ from autoshard.graph.ir import Graph, Operator
 from autoshard.graph.operator_kind import DOCUMENT_STARTS, SEQUENCE_KEYS
 from autoshard.graph.operators import KINDS
 from autoshard.graph.partition import Choice, Program, partition
-from autoshard.graph.recurrent_kinds import RECURRENCES
 from autoshard.graph.redistribute import Axes
 from autoshard.graph.routing_kinds import AROUND_EXPERTS
 from autoshard.graph.states import INVARIANT, PARTIAL, REPLICATED, State
+from autoshard.graph.stream_kinds import STREAM
 from autoshard.layout.mesh import COPY_AXES, DATA_AXES, EXPERT_PART_AXES, TENSOR_PARALLEL_AXES
 from autoshard.layout.template import template_of
 
-HIDDEN_DIMS = ("batch", "seq", "embed")
+HIDDEN_DIMS = (("batch", "seq", "embed"), ("batch", "seq", STREAM, "embed"))
+"""Dims of the residual, of one stream or several."""
 
 OperatorChoices = tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
 """(template of an operator's name, its choice as pairs of axis and value): what differs from the rule, hashable."""
@@ -40,9 +41,9 @@ def _along(op: Operator, axis: str, sequence_parallel: bool, experts_apart: bool
     if axis in DATA_AXES:
         return "expert" if axis == "ep" and _is_expert_work(op) else "batch"
     if axis == "cp":
-        if "seq" not in op.loop_dims and op.kind in RECURRENCES:  # each rank goes through the whole sequence
-            return REPLICATED
-        return "expert" if _is_expert_work(op) or op.kind in AROUND_EXPERTS else "seq"
+        if _is_expert_work(op) or op.kind in AROUND_EXPERTS:
+            return "expert"
+        return "seq" if "seq" in op.loop_dims else REPLICATED  # each rank goes through the whole sequence
     assert axis in TENSOR_PARALLEL_AXES, axis
     if experts_apart and axis not in EXPERT_PART_AXES and (_is_expert_work(op) or op.kind in AROUND_EXPERTS):
         return "expert"
@@ -59,7 +60,7 @@ def _along(op: Operator, axis: str, sequence_parallel: bool, experts_apart: bool
     for dim in op.loop_dims:
         if dim in _TENSOR_PARALLEL_DIMS or dim.startswith("ffn"):  # ffn2, ...: a traced model's
             return dim
-    if "mamba_state" in op.loop_dims:  # what all heads share
+    if "mamba_state" in op.loop_dims or "seq" not in op.loop_dims:  # what all heads share
         return REPLICATED
     return "seq" if sequence_parallel else INVARIANT
 
@@ -86,7 +87,7 @@ def input_states(graph: Graph, axes: Axes, hidden: State) -> dict[str, State]:
     activation.
     """
     keys = tuple("batch" if axis in DATA_AXES else INVARIANT for axis in axes)
-    states = {tensor.name: hidden for tensor in graph.inputs() if tensor.dims == HIDDEN_DIMS}
+    states = {tensor.name: hidden for tensor in graph.inputs() if tensor.dims in HIDDEN_DIMS}
     whole = (SEQUENCE_KEYS, DOCUMENT_STARTS)
     return states | {tensor.name: keys for tensor in graph.inputs() if tensor.name in whole}
 
@@ -160,5 +161,5 @@ def partition_stage(graph: Graph, axes: Axes, chosen: dict[str, Choice], hidden:
     """
     given = input_states(graph, axes, hidden)
     last = graph.operators[-1].output
-    leaves = hidden if graph.tensors[last].dims == HIDDEN_DIMS else None
+    leaves = hidden if graph.tensors[last].dims in HIDDEN_DIMS else None
     return partition(graph, axes, chosen, given, {last: leaves})

@@ -35,13 +35,13 @@ LATENT_SETS = tuple(
     for name in EVERY_SET
     if SELECTED in members(name) and "attention" not in members(name)
 )
-"""More subsets for blocks with latent attention: compressed vectors stay, and what they are brought up to runs again
-with core attention, which would keep it."""
+"""More subsets for blocks with latent or compressed attention: compressed vectors stay, and what they are brought up to
+runs again with core attention, which would keep it."""
 
 
 def every_set(model: ModelSpec) -> tuple[str, ...]:
     """All recompute sets that may be useful for a model's blocks, least recompute first."""
-    if model.latent_attention is None:
+    if model.latent_attention is None and model.compressed_attention is None:
         return EVERY_SET
     return tuple(sorted((*EVERY_SET, *LATENT_SETS), key=lambda name: len(members(name))))
 

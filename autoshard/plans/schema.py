@@ -34,7 +34,9 @@ from autoshard.spec.branch_multipliers import BranchMultipliers
 from autoshard.spec.chunked_attention import ChunkedAttention
 from autoshard.spec.clamped_gate import ClampedGate
 from autoshard.spec.cluster import Cluster, Device, Domain, Link
+from autoshard.spec.compressed_attention import CompressedAttention
 from autoshard.spec.dropout import Dropout
+from autoshard.spec.hyper_connections import HyperConnections
 from autoshard.spec.indexer import Indexer
 from autoshard.spec.latent_attention import LatentAttention
 from autoshard.spec.linear_attention import LinearAttention, Mamba, ShortConv
@@ -51,6 +53,8 @@ TYPES = {
     "model": ModelSpec,
     "rope_scaling": RopeScaling,
     "latent_attention": LatentAttention,
+    "compressed_attention": CompressedAttention,
+    "hyper_connections": HyperConnections,
     "indexer": Indexer,
     "router": Router,
     "traced_graph": TracedGraph,

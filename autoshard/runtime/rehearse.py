@@ -233,14 +233,14 @@ def _model(original: Plan, strategy: Strategy, vocab_size: int, more_heads: int)
     """The original model's structure, narrow, with the blocks of the shrunken strategy's stages. more_heads: multiplies
     heads."""
     model = original.model
-    ratio = model.num_attention_heads // model.num_key_value_heads
-    replicated = original.strategy.tp > model.num_key_value_heads
+    ratio, shared = model.heads[0].num_query_groups, model.heads[0].num_key_value_heads
+    replicated = original.strategy.tp > shared
     group = 1 if ratio == 1 else max(2, min(ratio, 8 if replicated else 4) // 2 * 2)
     kv_heads = 1 if replicated and ratio > 1 else (2 if ratio > 1 else 4)
     padded = padded_heads(model, original.strategy.tp)
     if padded.groups != ratio:
         kv_heads, group = 1, 3
-    elif padded.key_value != model.num_key_value_heads:
+    elif padded.key_value != shared:
         kv_heads = 3
     kv_heads *= more_heads
     wide = model.global_attention
@@ -255,6 +255,8 @@ def _model(original: Plan, strategy: Strategy, vocab_size: int, more_heads: int)
     turned = max(2, int(HEAD_DIM * model.partial_rotary_factor) // 2 * 2)  # numbers of a head that positions turn
     graph = None if model.graph is None else shrunk(model.graph, hidden / model.hidden_size, window, experts)
     latent = None if model.latent_attention is None else model.latent_attention.shrunk(HEAD_DIM)
+    compressed = model.compressed_attention
+    compressed = None if compressed is None else compressed.shrunk(kv_heads, HEAD_DIM, window // 4)
     frequencies = (turned if latent is None else latent.qk_rope_head_dim) // 2
     return replace(
         model.some_blocks(telling_blocks(model, sum(strategy.stage_layers))),
@@ -262,7 +264,7 @@ def _model(original: Plan, strategy: Strategy, vocab_size: int, more_heads: int)
         hidden_size=hidden,
         intermediate_size=ffn,
         num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
+        num_key_value_heads=kv_heads if compressed is None else 1,
         head_dim=HEAD_DIM if graph is None else model.head_dim,
         partial_rotary_factor=turned / HEAD_DIM,
         vocab_size=vocab_size,
@@ -274,6 +276,7 @@ def _model(original: Plan, strategy: Strategy, vocab_size: int, more_heads: int)
         num_experts_per_tok=experts,
         rope_scaling=None if model.rope_scaling is None else model.rope_scaling.shrunk(frequencies),
         latent_attention=latent,
+        compressed_attention=compressed,
         indexer=None if model.indexer is None else model.indexer.shrunk(HEAD_DIM, window),
         v_head_dim=None if model.v_head_dim is None else max(1, HEAD_DIM * model.v_head_dim // model.head_dim),
         global_attention=wide,

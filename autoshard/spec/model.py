@@ -14,7 +14,9 @@ from autoshard.spec.blocks import Blocks, blocks_of
 from autoshard.spec.branch_multipliers import BranchMultipliers
 from autoshard.spec.chunked_attention import ChunkedAttention
 from autoshard.spec.clamped_gate import ClampedGate
+from autoshard.spec.compressed_attention import CompressedAttention
 from autoshard.spec.dropout import NO_DROPOUT, Dropout
+from autoshard.spec.hyper_connections import HyperConnections
 from autoshard.spec.indexer import Indexer
 from autoshard.spec.latent_attention import LatentAttention
 from autoshard.spec.linear_attention import LinearAttention, Mamba, ShortConv
@@ -26,6 +28,7 @@ from autoshard.spec.model_types import (
     EACH_HEAD,
     FAMILIES,
     FULL_ATTENTION,
+    HASHED,
     MOST_REPEATED,
     RECURRENT,
     RMS_NORM,
@@ -75,13 +78,16 @@ class ModelSpec:
     shared_expert_intermediate_size: Width of the expert that every token goes to besides; 0 without.
     norm_topk_prob: Whether the weights of a token's experts are made to add up to 1.
     router_aux_loss_coef: Weight of the routers' load-balancing loss, the mean of the layers'; 0 without.
-    partial_rotary_factor: Part of each head, from its start, that rotary positions turn.
+    partial_rotary_factor: Part of each head, from its start, or with compressed_attention at its end, that rotary
+        positions turn.
     use_parallel_residual: Whether attention and MLP both read the block's input.
     layer_types: Of each block, what mixes its tokens: full_attention | sliding_attention | chunked_attention |
         linear_attention | mamba | conv | hybrid (falcon_h1: full attention and mamba side by side) | none (nemotron_h:
-        it has an MLP instead); absent where all blocks have the same attention.
-    mlp_layer_types: Of each block of a mixture, dense (an MLP of dense_intermediate_size) | sparse (experts); of each
-        block of nemotron_h also none (its tokens are mixed instead); absent where all blocks are alike.
+        it has an MLP instead); with compressed_attention sliding_attention | compressed_sparse_attention |
+        heavily_compressed_attention; absent where all blocks have the same attention.
+    mlp_layer_types: Of each block of a mixture, dense (an MLP of dense_intermediate_size) | sparse (experts) | hashed
+        (deepseek_v4: experts that a table of tokens chooses); of each block of nemotron_h also none (its tokens are
+        mixed instead); absent where all blocks are alike.
     dense_intermediate_size: Width of the MLP of a mixture's blocks without experts; absent without such blocks.
     position_types: Of each block, rope (rotary positions) | nope (no positions); absent where all blocks have them.
     gate_types: Of each block, whose gates clamped_gate cuts off: free (nobody's) | routed (the routed experts') |
@@ -93,6 +99,9 @@ class ModelSpec:
     multipliers: Constants by which embeddings, scores, residuals and logits are scaled; absent where none is.
     branch_multipliers: Constants by which embeddings and the branches of each block are scaled; absent where none is.
     latent_attention: Widths of multi-head latent attention; absent where a block has none.
+    compressed_attention: Sizes of attention to a window and to compressed pieces of the sequence; absent where blocks
+        have another one.
+    hyper_connections: The streams of the residual; absent where there is one.
     indexer: Sizes of what chooses the keys that a query of latent attention sees; absent where it sees all before it.
     use_qk_norm: Whether each head's query and key have a norm, an RMSNorm (glm4_moe) or a LayerNorm with weights of the
         head's own (stablelm, cohere), in families that leave it to the config; absent where not.
@@ -161,6 +170,8 @@ class ModelSpec:
     multipliers: Annotated[Multipliers | None, Absence.WRITTEN] = None
     branch_multipliers: Annotated[BranchMultipliers | None, Absence.WRITTEN] = None
     latent_attention: Annotated[LatentAttention | None, Absence.WRITTEN] = None
+    compressed_attention: Annotated[CompressedAttention | None, Absence.WRITTEN] = None
+    hyper_connections: Annotated[HyperConnections | None, Absence.WRITTEN] = None
     indexer: Annotated[Indexer | None, Absence.WRITTEN] = None
     use_qk_norm: Annotated[bool, Absence.WRITTEN] = False
     use_rms_norm: Annotated[bool, Absence.WRITTEN] = False
@@ -254,7 +265,11 @@ class ModelSpec:
 
     def has_experts(self, layer: int) -> bool:
         """Whether the MLP of a block is a mixture of experts."""
-        return self.mlp_layer_types[layer] == SPARSE if self.mlp_layer_types else self.is_moe
+        return self.mlp_layer_types[layer] in (SPARSE, HASHED) if self.mlp_layer_types else self.is_moe
+
+    def hashes(self, layer: int) -> bool:
+        """Whether a table of tokens chooses the experts of a block."""
+        return bool(self.mlp_layer_types) and self.mlp_layer_types[layer] == HASHED
 
     def activation_of(self, layer: int, experts: str) -> str | None:
         """The activation of a block's gated MLPs, an expression (graph/pointwise.py) of the outputs of the gate and up
@@ -270,7 +285,14 @@ class ModelSpec:
     @property
     def num_sparse_layers(self) -> int:
         """Blocks whose MLP is a mixture of experts."""
-        return self.mlp_layer_types.count(SPARSE) if self.mlp_layer_types else self.num_hidden_layers * self.is_moe
+        if not self.mlp_layer_types:
+            return self.num_hidden_layers * self.is_moe
+        return sum(word in (SPARSE, HASHED) for word in self.mlp_layer_types)
+
+    @property
+    def num_streams(self) -> int:
+        """Streams of the residual, each as wide as hidden_size."""
+        return 1 if self.hyper_connections is None else self.hyper_connections.hc_mult
 
     @property
     def inner_sizes(self) -> dict[str, int]:
@@ -360,7 +382,10 @@ class ModelSpec:
     @cached_property
     def heads(self) -> tuple[AttentionHeads, ...]:
         """The heads of each kind of attention that blocks may have: num_key_value_heads and head_dim first, those of
-        global_attention behind them."""
+        global_attention behind them. Of compressed attention those of its output projection's groups."""
+        if (compressed := self.compressed_attention) is not None:  # no key has a head: groups of an output projection
+            groups = self.num_attention_heads // compressed.o_groups
+            return (AttentionHeads(compressed.o_groups, groups, self.head_dim, self.rotary_dim),)
         shape = self.num_key_value_heads, self.num_query_groups, self.head_dim, self.rotary_dim
         own = AttentionHeads(*shape, value_dim=self.v_head_dim)
         if (wide := self.global_attention) is None:

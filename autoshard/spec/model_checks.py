@@ -10,17 +10,21 @@ from autoshard.spec.attention_heads import GlobalAttention
 from autoshard.spec.attention_scores import AttentionScores
 from autoshard.spec.branch_multipliers import BranchMultipliers
 from autoshard.spec.clamped_gate import ClampedGate
+from autoshard.spec.compressed_attention import CompressedAttention
 from autoshard.spec.dropout import Dropout
+from autoshard.spec.hyper_connections import HyperConnections
 from autoshard.spec.indexer import Indexer
 from autoshard.spec.latent_attention import LatentAttention
 from autoshard.spec.linear_attention import LinearAttention, Mamba, ShortConv
 from autoshard.spec.model_types import (
     BOTH,
     CHUNKED_ATTENTION,
+    COMPRESSED_TYPES,
     DENSE,
     FAMILIES,
     FULL_ATTENTION,
     GATE_TYPES,
+    HASHED,
     HYBRID,
     LAYER_TYPES,
     LONGEST_NAME,
@@ -50,6 +54,7 @@ if TYPE_CHECKING:
 def check_model(model: ModelSpec) -> None:
     """Raises AutoshardError with the first thing that is wrong with a model."""
     _check_fields(model)
+    _check_compressed_attention(model)
     _check_attention(model)
     _check_latent_attention(model)
     _check_indexer(model)
@@ -204,6 +209,46 @@ def _check_latent_attention(model: ModelSpec) -> None:
             raise AutoshardError(f"{field}={show(value)} of {of} is not supported with latent attention; {right} is")
 
 
+def _check_compressed_attention(model: ModelSpec) -> None:
+    """Compressed attention and streams exactly where the model_type has them, with one key for all heads."""
+    compressed, of = model.compressed_attention, model.name
+    if not isinstance(compressed, (CompressedAttention, type(None))):
+        raise AutoshardError(f"compressed_attention={show(compressed)} of {of} must be an object with an o_lora_rank")
+    if not isinstance(model.hyper_connections, (HyperConnections, type(None))):
+        raise AutoshardError(
+            f"hyper_connections={show(model.hyper_connections)} of {of} must be an object with an hc_mult"
+        )
+    for field in ("compressed_attention", "hyper_connections"):
+        if (objection := _needed_objection(model, field)) is not None:
+            raise AutoshardError(objection)
+    if compressed is None:
+        return
+    if model.num_key_value_heads != 1:
+        raise AutoshardError(
+            f"num_key_value_heads={model.num_key_value_heads} of {of} must be 1: with compressed attention all heads "
+            "share one key"
+        )
+    if model.num_attention_heads % compressed.o_groups:
+        raise AutoshardError(
+            f"o_groups={compressed.o_groups} must divide num_attention_heads={model.num_attention_heads} of {of}"
+        )
+    if compressed.index_head_dim < model.rotary_dim:
+        raise AutoshardError(
+            f"index_head_dim={compressed.index_head_dim} of {of} must be at least the {model.rotary_dim} numbers of a "
+            "head that positions turn"
+        )
+    if model.sliding_window is None or not model.layer_types:
+        missing = "layer_types" if model.sliding_window is not None else "sliding_window"
+        raise AutoshardError(f"{missing} of {of} must be given with compressed attention")
+    if model.attention_bias:
+        raise AutoshardError(f"attention_bias=True of {of} is not supported with compressed attention; False is")
+    if isinstance(model.dropout, Dropout) and model.dropout.attention:
+        raise AutoshardError(
+            f"dropout.attention={model.dropout.attention:g} of {of} must be 0: no kernel drops probabilities of "
+            "compressed attention"
+        )
+
+
 def _check_indexer(model: ModelSpec) -> None:
     """An indexer exactly where the model_type has it, with heads that positions turn, of compressed queries."""
     indexer, latent, of = model.indexer, model.latent_attention, model.name
@@ -298,7 +343,7 @@ def _check_kinds(model: ModelSpec) -> None:
     none = (NONE,) if model.family.has_one_branch else ()
     words = {
         "layer_types": (*_mixers(model), *none),
-        "mlp_layer_types": (*MLP_LAYER_TYPES, *none),
+        "mlp_layer_types": (*MLP_LAYER_TYPES, *((HASHED,) if model.family.hashes_tokens else ()), *none),
         "position_types": POSITION_TYPES,
         "gate_types": GATE_TYPES,
     }
@@ -357,6 +402,8 @@ def _mixers(model: ModelSpec) -> tuple[str, ...]:
     """The words of layer_types for blocks that mix their tokens, of the model's family."""
     if model.family.has_two_mixers:
         return (HYBRID,)
+    if model.compressed_attention is not None:
+        return COMPRESSED_TYPES
     return LAYER_TYPES if model.chunked_attention is None else (FULL_ATTENTION, CHUNKED_ATTENTION)
 
 

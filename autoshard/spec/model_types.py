@@ -17,7 +17,10 @@ ROUTED, SHARED = "routed", "shared"
 RMS_NORM, LAYER_NORM = "rmsnorm", "layernorm"
 SIGMOID, SOFTPLUS = "sigmoid", "softplus"
 EACH_HEAD, ALL_HEADS, EACH_NUMBER = "each_head", "all_heads", "each_number"
-NEEDED_FIELDS = ("latent_attention", "indexer", "chunked_attention", "branch_multipliers")
+NEEDED_FIELDS = (
+    *("latent_attention", "indexer", "chunked_attention", "branch_multipliers"),
+    *("compressed_attention", "hyper_connections"),
+)
 OPTIONAL_FIELDS = (
     "multi_token_prediction",
     "use_parallel_residual",
@@ -49,6 +52,7 @@ class Family:
         none of it.
     has_two_mixers: whether attention and a state space stand side by side in each block: layer_types says hybrid of
         all of them.
+    hashes_tokens: whether a table of tokens may choose the experts of a block, for which mlp_layer_types has hashed.
     counts_shared_experts: whether the config gives a number of shared experts, each as wide as a routed one.
     normalization: "rmsnorm" | "layernorm", which a config may change where may_have has use_rms_norm.
     has_norm_bias: whether a LayerNorm adds a bias.
@@ -85,6 +89,7 @@ class Family:
     has_optional_experts: bool = False
     has_one_branch: bool = False
     has_two_mixers: bool = False
+    hashes_tokens: bool = False
     counts_shared_experts: bool = False
     normalization: str = RMS_NORM
     has_norm_bias: bool = True
@@ -334,6 +339,15 @@ _BUILT_IN = {
         normalizes_turned_heads=True,
         turns_backwards=True,
     ),
+    "deepseek_v4": Family(
+        "deepseek_v4",
+        experts=_SHARED,
+        hashes_tokens=True,
+        counts_shared_experts=True,
+        turns_neighbours=True,
+        needs=("compressed_attention", "hyper_connections"),
+        may_have=("clamped_gate",),
+    ),
     TRACED: Family("traced", is_published=False, activations=(TRACED,), experts=_MIXTURE, has_optional_experts=True),
 }
 FAMILIES = Table[Family]("models", lambda value: isinstance(value, Family), "a Family", _BUILT_IN)
@@ -360,8 +374,13 @@ field that has its sizes."""
 ATTENTION_TYPES = (FULL_ATTENTION, SLIDING_ATTENTION)
 LAYER_TYPES = (*ATTENTION_TYPES, LINEAR_ATTENTION, MAMBA, CONV)
 CHUNKED_ATTENTION = "chunked_attention"
+COMPRESSED_SPARSE, HEAVILY_COMPRESSED = "compressed_sparse_attention", "heavily_compressed_attention"
+COMPRESSED_TYPES = (SLIDING_ATTENTION, COMPRESSED_SPARSE, HEAVILY_COMPRESSED)
+"""Words of layer_types of families with compressed_attention."""
 DENSE, SPARSE = "dense", "sparse"
 MLP_LAYER_TYPES = (DENSE, SPARSE)
+HASHED = "hashed"
+"""Word of mlp_layer_types of families with hashes_tokens, for experts that a table of tokens chooses."""
 NONE = "none"
 """Word of layer_types and mlp_layer_types of families with has_one_branch, for blocks that have the other branch."""
 ROPE, NOPE = "rope", "nope"

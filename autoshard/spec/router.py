@@ -8,7 +8,8 @@ from autoshard.errors import AutoshardError
 from autoshard.files.codec import Count, Positive
 from autoshard.files.fields import check_choice, check_integer, check_positive
 
-SCORING_FUNCTIONS = ("softmax", "sigmoid")
+SQRT_SOFTPLUS = "sqrtsoftplus"
+SCORING_FUNCTIONS = ("softmax", "sigmoid", SQRT_SOFTPLUS)
 GREEDY, GROUP_LIMITED, CORRECTED = "greedy", "group_limited_greedy", "noaux_tc"
 CORRECTED_LOGITS = "corrected_logits"
 TOP_K_METHODS = (GREEDY, GROUP_LIMITED, CORRECTED, CORRECTED_LOGITS)
@@ -20,7 +21,7 @@ GROUPS_BEST = {GROUP_LIMITED: 1, CORRECTED: 2}
 class Router:
     """A router's choice, under the names of DeepSeek's config.
 
-    scoring_func: softmax | sigmoid: what makes scores of the logits.
+    scoring_func: softmax | sigmoid | sqrtsoftplus (the root of softplus): what makes scores of the logits.
     topk_method: greedy (the best scores) | group_limited_greedy (of the groups with the best expert) | noaux_tc (of the
         groups whose two best experts score most, where a correction bias is added to each score for the choice alone;
         it has no gradient, and a load-balancing rule outside of the model may change it) | corrected_logits (the best

@@ -395,8 +395,8 @@ def cross_entropy(
     )
 
 
-def rope(b: GraphBuilder, model: ModelSpec, name: str, x: str, layer: int = 0) -> str:
-    """Append rotary positions of queries or keys of a block, and return the output.
+def rope(b: GraphBuilder, model: ModelSpec, name: str, x: str, layer: int = 0, **more: Any) -> str:
+    """Append rotary positions of queries or keys of a block, and return the output. more: further attributes.
 
     The operator's attributes: rotary_dim: how many numbers of each head turn, from its start; the others pass
     unchanged. interleaved: pairs are neighbours, not a number of the first half with one of the second. backwards: they
@@ -419,4 +419,5 @@ def rope(b: GraphBuilder, model: ModelSpec, name: str, x: str, layer: int = 0) -
         scaling=scaling,
         rotary_dim=own.rotary_dim,
         **pairs,
+        **more,
     )

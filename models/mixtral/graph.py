@@ -69,13 +69,16 @@ def mixed_mlp(
     return residual(b, model, f"{prefix}.mlp_residual", x, *branches)
 
 
-def mixture_with_shared(b: GraphBuilder, model: ModelSpec, h: str, name: str) -> str:
+def mixture_with_shared(
+    b: GraphBuilder, model: ModelSpec, h: str, name: str, shared_activation: str | None = None, **named: Any
+) -> str:
     """Append the sum of the experts and the one that every token goes to, if there is one, and return it. h: [batch,
-    seq, embed]. name: of both."""
-    routed = mixture(b, model, h, name, "gate_proj", "up_proj", "down_proj")
+    seq, embed]. name: of both. shared_activation: as of `gated`. named: of `mixture`."""
+    routed = mixture(b, model, h, name, "gate_proj", "up_proj", "down_proj", **named)
     if not model.shared_expert_intermediate_size:
         return routed
-    return b.elementwise("add", f"{name}.sum", routed, gated_mlp(b, model, h, f"{name}.shared_experts", "shared_ffn"))
+    shared = gated_mlp(b, model, h, f"{name}.shared_experts", "shared_ffn", shared_activation)
+    return b.elementwise("add", f"{name}.sum", routed, shared)
 
 
 def mixture(
@@ -89,6 +92,7 @@ def mixture(
     router_name: str = "gate",
     weighs_tokens: bool = False,
     activation: str | None = None,
+    hashed: bool = False,
 ) -> str:
     """Append the sum over the top k experts of weight * down(silu(gate(h)) * up(h)), and return its output.
 
@@ -97,10 +101,10 @@ def mixture(
     that brings the sum of their answers up.
     gate, up, down, router_name: the family's names of an expert's matrices and of the router. weighs_tokens: what goes
     to an expert is multiplied by the sigmoid of its logit, and answers are only added up (Llama 4). The load-balancing
-    loss is the mean of the layers'. activation: as of `gated`. A bias behind `down` counts once for each expert that
-    has a slot for the token.
+    loss is the mean of the layers'. activation: as of `gated`. hashed: a table of tokens chooses the experts. A bias
+    behind `down` counts once for each expert that has a slot for the token.
     """
-    gates = chosen(b, model, h, name, router_name, weighs_tokens)
+    gates = chosen(b, model, h, name, router_name, weighs_tokens, hashed=hashed)
     return routed(b, model, h, gates, gates, name, (gate, up, down), weighs_tokens, activation)
 
 
@@ -112,20 +116,25 @@ def chosen(
     router_name: str = "gate",
     weighs_tokens: bool = False,
     logit_scale: float | None = None,
+    hashed: bool = False,
 ) -> str:
     """Append a router's logits of h [batch, seq, embed] and its choice, and return the weights of the experts' answers
-    [batch, seq, expert], 0 for all but the top k. name, router_name, weighs_tokens: as of `mixture`. logit_scale: by
-    which logits are multiplied, if they are."""
+    [batch, seq, expert], 0 for all but the top k. name, router_name, weighs_tokens, hashed: as of `mixture`.
+    logit_scale: by which logits are multiplied, if they are."""
     bias = model.mlp_bias
     product = linear(b, f"{name}.{router_name}", h, "batch seq embed, expert embed -> batch seq expert", bias)
     logits = with_bias(b, f"{name}.{router_name}", product, "expert", bias)
     if logit_scale is not None:
         logits = b.scaled(f"{name}.{router_name}_scaled", logits, logit_scale)
     router = Router("sigmoid", GREEDY) if weighs_tokens else model.router
-    correction = []
-    if router is not None and router.has_correction_bias:
+    correction, chooses = list[str](), dict[str, Any]()
+    if hashed:
+        table = b.parameter(f"{name}.gate.tid2eid", "token choice", learned=False, matrix=False)
+        correction, chooses = [table, b.index_input("input_ids", "batch seq")], {"hashed": True}
+    elif router is not None and router.has_correction_bias:
         correction = [b.parameter(f"{name}.gate.e_score_correction_bias", "expert", learned=False)]
-    chooses: dict[str, Any] = {} if router is None else {"router": router}
+    if router is not None:
+        chooses["router"] = router
     return b.operator(
         "top_k_gate",
         f"{name}.top_k",

@@ -7,7 +7,9 @@ from autoshard.spec.attention_scores import AttentionScores
 from autoshard.spec.branch_multipliers import BranchMultipliers
 from autoshard.spec.chunked_attention import ChunkedAttention
 from autoshard.spec.clamped_gate import ClampedGate
+from autoshard.spec.compressed_attention import CompressedAttention
 from autoshard.spec.dropout import Dropout
+from autoshard.spec.hyper_connections import HyperConnections
 from autoshard.spec.indexer import Indexer
 from autoshard.spec.latent_attention import LatentAttention
 from autoshard.spec.linear_attention import LinearAttention, Mamba, ShortConv
@@ -611,6 +613,51 @@ MODELS["glm 5"] = replace(
     MODELS["glm4 moe lite"],
     model_type="glm_moe_dsa",
     indexer=Indexer(index_n_heads=4, index_head_dim=8, index_topk=5, indexer_rope_interleave=True),
+)
+MODELS["deepseek v4"] = replace(
+    LLAMA,
+    model_type="deepseek_v4",
+    num_key_value_heads=1,
+    head_dim=16,
+    partial_rotary_factor=0.5,
+    rope_scaling=RopeScaling("yarn", 4.0, None, None, 8, beta_fast=4.0, beta_slow=1.0, attention_factor=1.0),
+    rope_local_base_freq=1e3,
+    sliding_window=5,
+    num_local_experts=8,
+    num_experts_per_tok=3,
+    shared_expert_intermediate_size=96,
+    layer_types=(
+        *("sliding_attention", "heavily_compressed_attention"),
+        *("compressed_sparse_attention", "compressed_sparse_attention"),
+    ),
+    mlp_layer_types=("hashed", "sparse", "hashed", "sparse"),
+    gate_types=("both",) * 4,
+    compressed_attention=CompressedAttention(
+        q_lora_rank=24,
+        o_groups=4,
+        o_lora_rank=6,
+        sparse_rate=2,
+        heavy_rate=3,
+        index_n_heads=6,
+        index_head_dim=12,
+        index_topk=2,
+    ),
+    hyper_connections=HyperConnections(hc_mult=4, hc_sinkhorn_iters=4, hc_eps=1e-6),
+    router=Router("sqrtsoftplus", "noaux_tc", routed_scaling_factor=1.5),
+    attention_scores=AttentionScores(sinks=True),
+    clamped_gate=ClampedGate(0.1, swiglu_limit_shared=0.1, cuts_before_silu=True),
+)
+# 6 heads in 3 groups: tp=2 and tp=4 pad them
+MODELS["deepseek v4 of 6 heads"] = replace(
+    MODELS["deepseek v4"],
+    num_attention_heads=6,
+    hyper_connections=HyperConnections(hc_mult=2, hc_sinkhorn_iters=1, hc_eps=1e-6),
+    layer_types=(
+        *("compressed_sparse_attention", "compressed_sparse_attention"),
+        *("sliding_attention", "heavily_compressed_attention"),
+    ),
+    mlp_layer_types=("sparse", "sparse", "sparse", "hashed"),
+    compressed_attention=CompressedAttention(24, 3, 6, 3, 2, 4, 8, 100),
 )
 MODELS["youtu"] = replace(
     LLAMA,

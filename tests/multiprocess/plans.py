@@ -957,6 +957,35 @@ CASES[4] |= {
     "sparse attention, tp x pp": ("glm 5", strategy(tp=2, pp=2, layers=(3, 1)), 3),
 }
 
+CASES[2] |= {
+    "streams, tp": ("deepseek v4", strategy(tp=2, recompute="attention_up+core_attention"), 2),
+    "streams, tp, no sequence parallel, plain": ("deepseek v4", strategy(tp=2, sp=False, kernel="plain"), 2),
+    "streams, tp, padded": ("deepseek v4 of 6 heads", strategy(tp=2, recompute="attention_norm+mlp_norm+residual"), 2),
+    "streams, tp, plain, recompute attention": (
+        "deepseek v4 of 6 heads",
+        strategy(tp=2, kernel="plain", recompute="core_attention"),
+        2,
+    ),
+    "streams, pp, uneven, zero bubble": (
+        "deepseek v4",
+        strategy(pp=2, layers=(3, 1), schedule="zero_bubble", recompute=("attention", "mlp")),
+        3,
+    ),
+    "streams, pp, interleaved": ("deepseek v4", strategy(pp=2, vpp=2), 2),
+    "streams, pp, recompute all": ("deepseek v4 of 6 heads", strategy(pp=2, recompute="full"), 3),
+    "streams, dp, ep, ZeRO-2": ("deepseek v4", strategy(dp=2, ep=2, zero=2, mbs=2), 2),
+    "streams, dp, ZeRO-3": ("deepseek v4 of 6 heads", strategy(dp=2, zero=3, mbs=2), 2),
+    "streams, cp, ep over cp": ("deepseek v4", strategy(cp=2, ep=2, recompute="full"), 2),
+    "streams, cp, ep over cp, plain": ("deepseek v4 of 6 heads", strategy(cp=2, ep=2, kernel="plain"), 2),
+    "loss in chunks, streams, tp": ("deepseek v4", strategy(tp=2), 2),
+}
+CASES[4] |= {
+    "streams, tp x pp": ("deepseek v4", strategy(tp=2, pp=2, layers=(3, 1)), 3),
+    "streams, tp x cp": ("deepseek v4", strategy(tp=2, cp=2, ep=2, recompute="full"), 2),
+    "streams, ep x tp": ("deepseek v4 of 6 heads", strategy(tp=2, dp=2, ep=2, sp=False), 2),
+    "streams, tp 4": ("deepseek v4 of 6 heads", strategy(tp=4), 2),
+}
+
 MOST_OF_A_FAMILY, MOST_OF_A_LAYOUT = 1, 1
 """How many layouts of each of LATER_FAMILIES are tried, and how many families with the same layout where there are more
 than two ranks: the first ones. With two ranks a family is tried that no more ranks try and that has an operator of a
@@ -984,6 +1013,7 @@ LATER_FAMILIES = (
         "cohere",
         "bamba",
         "helium",
+        "deepseek_v4",
     ),
 )
 FURTHER = {
@@ -1090,11 +1120,16 @@ IN_BF16 = {
 gradients of its shards besides, tells how those are rounded."""
 
 IN_FP32 = {
-    world_size: {name for name, one in cases.items() if ALL or _is_told_by_fp32(name, MODELS[one[0]])}
+    world_size: {
+        name
+        for name, one in cases.items()
+        if (ALL or _is_told_by_fp32(name, MODELS[one[0]])) and MODELS[one[0]].hyper_connections is None
+    }
     for world_size, cases in CASES.items()
 }
 """Cases that are compared in FP32 as well: by default the first of each model, but for LATER_FAMILIES, whose operators
-test_transformers.py compares in FP32. FP64 tells all but what a dtype does."""
+test_transformers.py compares in FP32. FP64 tells all but what a dtype does. Not those of several streams: norms do not
+feel a factor of all of them, so that gradients of their weights nearly cancel, and FP32 tells how they are rounded."""
 
 
 def plan_of(

@@ -1335,3 +1335,57 @@ CONFIGS["dbrx, a wide clip, weights as they are"] = {
     "attn_config": {"clip_qkv": 100, "kv_n_heads": 8, "rope_theta": 1e3},
     "ffn_config": {**CONFIGS["dbrx"]["ffn_config"], "moe_normalize_expert_weights": None},
 }
+
+CONFIGS["deepseek v4"] = {
+    "model_type": "deepseek_v4",
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "moe_intermediate_size": 16,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "head_dim": 16,
+    "q_lora_rank": 24,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "layer_types": [
+        "sliding_attention",
+        "compressed_sparse_attention",
+        "heavily_compressed_attention",
+        "compressed_sparse_attention",
+    ],
+    "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 7},
+    "mlp_layer_types": ["hash_moe", "hash_moe", "moe", "moe"],
+    "hc_sinkhorn_iters": 5,
+    "swiglu_limit": 0.3,
+    "sliding_window": 6,
+    "o_groups": 2,
+    "o_lora_rank": 12,
+    "index_n_heads": 8,
+    "index_head_dim": 12,
+    "index_topk": 3,
+    "partial_rotary_factor": 0.25,
+    "max_position_embeddings": 64,
+    "compress_rope_theta": 1000.0,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 16,
+        "beta_fast": 4.0,
+        "beta_slow": 1.0,
+    },
+}
+"""Windows and pieces that end within the tests' sequences; of the last piece of 7 tokens some are in no entry."""
+# as published: another vocabulary, and words that transformers derives the others from
+CONFIGS["deepseek v4 as published"] = {
+    **{key: value for key, value in CONFIGS["deepseek v4"].items() if key not in ("layer_types", "mlp_layer_types")},
+    "num_attention_heads": 6,
+    "o_groups": 3,
+    "compress_ratios": [0, 4, 4, 128, 0],
+    "num_hash_layers": 1,
+    "hc_mult": 3,
+    "index_topk": 100,
+    "qk_rope_head_dim": 8,
+    "partial_rotary_factor": None,
+    "scoring_func": "sigmoid",
+    "rope_parameters": None,
+}

@@ -30,6 +30,7 @@ CHOSEN = (
     "step",
     "falcon h1",
     "bamba",
+    "deepseek v4",
 )
 """What is special in a config, keys without which transformers builds no model, and names that are not Llama's."""
 

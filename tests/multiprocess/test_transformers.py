@@ -44,8 +44,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Published:
 
 def held(model: torch.nn.Module) -> int:
     """The number of a model's parameters and of what most families have as buffers: correction biases of routers,
-    numbers of xIELU that are not learned, and those that scale Gemma 4's blocks."""
-    names = ("e_score_correction_bias", "expert_bias", "act_fn.beta", "act_fn.eps", "layer_scalar")
+    tables of their experts, numbers of xIELU that are not learned, and those that scale Gemma 4's blocks."""
+    names = ("e_score_correction_bias", "expert_bias", "act_fn.beta", "act_fn.eps", "layer_scalar", "tid2eid")
     buffers = (one for name, one in model.named_buffers() if name.endswith(names))
     return sum(one.numel() for one in (*model.parameters(), *buffers))
 
@@ -96,7 +96,8 @@ def test_gradients_equal_those_of_transformers(name: str, saved: Published, tmp_
         return value
 
     learned = {part.tensor for part in parts if module.parameter(part.parameter).grad is not None}
-    kept = ("e_score_correction_bias", "router_bias", "expert_bias", "act_fn.beta", "act_fn.eps", "layer_scalar")
+    correction = ("e_score_correction_bias", "router_bias", "expert_bias", "ffn.gate.bias")
+    kept = (*correction, "gate.tid2eid", "act_fn.beta", "act_fn.eps", "layer_scalar")
     assert all(tensor.endswith(kept) or ".indexer." in tensor for tensor in tensors.keys() - learned)
     # keys hardly feel their bias, those without positions not at all: its gradient is 0 but for rounding
     most = max(float(value.abs().max()) for value in expected.values())

@@ -83,7 +83,7 @@ def seeing(config: dict[str, Any], folder: Path) -> torch.nn.Module:
     return model
 
 
-def _fill(model: torch.nn.Module) -> None:
+def _fill(model: Any) -> None:
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -92,6 +92,8 @@ def _fill(model: torch.nn.Module) -> None:
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 buffer.copy_(torch.randn(buffer.shape, generator=generator) * 0.2)
+            if name.endswith("tid2eid"):
+                buffer.copy_(torch.randint(model.config.n_routed_experts, buffer.shape, generator=generator))
             if name.endswith("layer_scalar"):
                 buffer.copy_(torch.rand(buffer.shape, generator=generator) + 0.5)
 

@@ -31,13 +31,17 @@ def top_k_gate(place: Place, logits: Array, *bias: Array) -> Result:
 
 
 def _routed(place: Place, logits: Array, *bias: Array) -> Result:
-    """As a Router says. bias: of the choice, [*mesh, expert]."""
+    """As a Router says. bias: of the choice, [*mesh, expert]; or a table of experts, and the tokens."""
     router = place.attributes["router"]
     if router.scoring_func == "sigmoid":
         scores = 1 / (1 + np.exp(-logits))
+    elif router.scoring_func == "sqrtsoftplus":
+        scores = np.logaddexp(0, logits) ** 0.5
     else:
         scores = np.exp(logits - logits.max(-1, keepdims=True))
         scores = scores / scores.sum(-1, keepdims=True)
+    if place.attributes.get("hashed"):
+        return _weighed(place, logits, scores, _named(place, scores, *bias), len(bias))
     ranked = logits if router.chooses_by_logits else scores
     ranked = ranked + bias[0][..., None, None, :] if bias else ranked
     groups = ranked.reshape(*ranked.shape[:-1], router.n_group, -1)
@@ -45,16 +49,35 @@ def _routed(place: Place, logits: Array, *bias: Array) -> Result:
     kept = np.argsort(np.argsort(-best, -1), -1) < router.topk_group
     ranked = np.where(kept[..., None], groups, -np.inf).reshape(ranked.shape)
     chosen = np.argsort(np.argsort(-ranked, -1), -1) < place.attributes["top_k"]
+    return _weighed(place, logits, scores, chosen.astype(float), len(bias))
+
+
+def _named(place: Place, scores: Array, table: Array, tokens: Array) -> Array:
+    """[*mesh, batch, seq, expert]: how often the table [*mesh, token, choice] names an expert for a token."""
+    mesh = tuple(place.axes.values())
+    found = np.zeros_like(scores)
+    for at in np.ndindex(*mesh):
+        named = table[at][tokens[at].astype(int)]
+        found[at] = (named[..., None] == np.arange(scores.shape[-1])).sum(-2)
+    return found
+
+
+def _weighed(place: Place, logits: Array, scores: Array, chosen: Array, others: int) -> Result:
+    """The gates of experts. chosen: how often each one is. others: inputs beside the logits."""
+    router = place.attributes["router"]
     normalized, factor = place.attributes["normalized"], router.routed_scaling_factor
     total = (scores * chosen).sum(-1, keepdims=True) if normalized else 1.0
     gates = scores * chosen / total
 
     def backward(grad: Array) -> Gradients:
         common = (grad * gates).sum(-1, keepdims=True) if normalized else 0.0
-        by_score = factor * np.where(chosen, grad - common, 0) / total
+        by_score = factor * chosen * (grad - common) / total
+        nothing = (None,) * others
         if router.scoring_func == "sigmoid":
-            return (by_score * scores * (1 - scores), *(None for _ in bias))
-        return (scores * (by_score - (by_score * scores).sum(-1, keepdims=True)), *(None for _ in bias))
+            return by_score * scores * (1 - scores), *nothing
+        if router.scoring_func == "sqrtsoftplus":
+            return by_score / (2 * scores * (1 + np.exp(-logits))), *nothing
+        return scores * (by_score - (by_score * scores).sum(-1, keepdims=True)), *nothing
 
     return factor * gates, backward
 

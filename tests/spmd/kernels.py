@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from tests.spmd.collectives import Array, all_reduce, all_to_all, ring_gather, ring_reduce
+from tests.spmd.compressed import choose_entries, compress, compressed_attention
 from tests.spmd.dropping import mask
 from tests.spmd.experts import combine, dispatch, top_k_gate
 from tests.spmd.indexer import choose_keys
@@ -19,6 +20,7 @@ from tests.spmd.place import Gradients, Place, Report, Result, contract
 from tests.spmd.pointwise import pointwise
 from tests.spmd.recurrences import causal_conv, gated_delta_rule, state_space_scan
 from tests.spmd.rotation import rotated
+from tests.spmd.streams import collapse_streams, expand_streams, repeat_streams, stream_weights
 
 
 def run(place: Place, inputs: tuple[Array, ...]) -> Result:
@@ -392,6 +394,9 @@ KERNELS: dict[str, Callable[..., Result]] = {
     "dropout": _dropout,
     "attention": _attention,
     "choose_keys": choose_keys,
+    "compress": compress,
+    "compressed_attention": compressed_attention,
+    "choose_entries": choose_entries,
     "embedding": _embedding,
     "position_embedding": _position_embedding,
     "cross_entropy": _cross_entropy,
@@ -403,4 +408,8 @@ KERNELS: dict[str, Callable[..., Result]] = {
     "causal_conv": causal_conv,
     "gated_delta_rule": gated_delta_rule,
     "state_space_scan": state_space_scan,
+    "repeat_streams": repeat_streams,
+    "stream_weights": stream_weights,
+    "collapse_streams": collapse_streams,
+    "expand_streams": expand_streams,
 }

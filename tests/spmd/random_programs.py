@@ -53,7 +53,8 @@ def _leaves_partial(graph: Graph, producer: Operator | None, axis: str, chosen: 
 
 
 def random_numbers(graph: Graph, seed: int) -> dict[str, Array]:
-    """Whole parameters and inputs: indices below the vocabulary, inputs of order one, parameters of order a third."""
+    """Whole parameters and inputs: indices below the vocabulary, or in tables of tokens below the number of experts,
+    inputs of order one, parameters of order a third."""
     numbers = np.random.default_rng(seed)
     found: dict[str, Array] = {}
     for tensor in (*graph.inputs(), *graph.parameters()):
@@ -62,7 +63,8 @@ def random_numbers(graph: Graph, seed: int) -> dict[str, Array]:
             found[tensor.name] = numbers.standard_normal(shape) * (1 / 3 if tensor.role == "parameter" else 1)
         else:
             not_learned = -1 if tensor.name.endswith("labels") else 0
-            found[tensor.name] = numbers.integers(not_learned, _valid_vocab(graph), shape)
+            below = graph.sizes["expert"] if tensor.dims[:1] == ("token",) else _valid_vocab(graph)
+            found[tensor.name] = numbers.integers(not_learned, below, shape)
     return found
 
 

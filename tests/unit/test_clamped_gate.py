@@ -60,7 +60,10 @@ def test_blocks_may_differ_in_whether_gates_are_cut_off() -> None:
         (
             "llama",
             {"clamped_gate": ClampedGate(7.0)},
-            "clamped_gate of tiny-llama must be absent: model_type=llama cuts off no gates; gpt_oss, step3p5 may",
+            (
+                "clamped_gate of tiny-llama must be absent: model_type=llama cuts off no gates; gpt_oss, step3p5, "
+                "deepseek_v4 may"
+            ),
         ),
         (
             "gpt oss",
@@ -96,7 +99,19 @@ def test_gates_that_do_not_fit_are_refused(model: str, fields: dict[str, Any], t
     assert str(error.value).startswith(text)
 
 
+def test_gates_cut_off_before_silu() -> None:
+    assert ClampedGate(7.0, cuts_before_silu=True).expression(7.0) == (
+        "(mul (maximum (minimum x1 7.0) -7.0) (silu (minimum x0 7.0)))"
+    )
+    with pytest.raises(AutoshardError) as error:
+        ClampedGate(7.0, 1.7, cuts_before_silu=True)
+    assert str(error.value) == (
+        "cuts_before_silu=True of clamped_gate goes without swiglu_alpha=1.7, with which g is cut off in any case"
+    )
+
+
 @pytest.mark.parametrize("field", ["swiglu_alpha", "swiglu_limit_shared"])
 def test_a_number_that_is_none_is_refused(field: str) -> None:
+    fields: dict[str, Any] = {field: 0.0}
     with pytest.raises(AutoshardError, match=f"{field}=0.0 of clamped_gate must be a finite number above 0"):
-        ClampedGate(7.0, **{field: 0.0})
+        replace(ClampedGate(7.0), **fields)

@@ -10,12 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from autoshard.commands import convert as command
 from autoshard.conversion import stream
 from autoshard.conversion.convert import Conversion, convert, open_source
-from autoshard.conversion.dtypes import BY_CONFIG_NAME
+from autoshard.conversion.dtypes import BY_CONFIG_NAME, as_dtype
+from autoshard.errors import AutoshardError
 from autoshard.models.families import weights_of
 from autoshard.models.huggingface import from_config, to_config
 from autoshard.models.registry import builtin_models, load_model
@@ -65,6 +67,42 @@ def test_every_dtype_and_sharded_files(name: str, dtype: str, tmp_path: Path) ->
     assert bytes_of(tmp_path / "back") == bytes_of(hf)
     again = huggingface_of(tmp_path / "back", tmp_path / "again")
     assert bytes_of(again) == bytes_of(hf)
+
+
+@pytest.mark.parametrize("dtype", [None, "bfloat16"])
+def test_a_table_of_whole_numbers_stays_one(dtype: str | None, tmp_path: Path) -> None:
+    """DeepSeek-V4's table of tokens: int64 in checkpoints, FP32 in a plan's, whatever the dtype of weights."""
+    model = MODELS["deepseek v4"]
+    hf = huggingface_folder(tmp_path / "hf", model)
+    run(hf, tmp_path / "cut", "plan", plan(model, tp=2, pp=2, dp=2), dtype=dtype)
+    run(tmp_path / "cut", tmp_path / "back")
+    run(hf, tmp_path / "direct", dtype=dtype)
+    table = "model.layers.2.ffn.gate.tid2eid"
+    for folder in (tmp_path / "back", tmp_path / "direct"):
+        assert bytes_of(folder)[table] == bytes_of(hf)[table]
+        assert bytes_of(folder)[table][0] == "I64"
+
+
+@pytest.mark.parametrize(
+    ("have", "values", "want"),
+    [
+        ("I64", np.array([2**24 + 1]), "F32"),
+        ("I32", np.array([257], np.int32), "BF16"),
+        ("F32", np.array([0.5], np.float32), "I64"),
+    ],
+)
+def test_a_whole_number_that_would_be_another_one_is_refused(have: str, values: Any, want: str) -> None:
+    with pytest.raises(AutoshardError, match=f"^whole numbers of a table that {want} does not hold$"):
+        as_dtype(values.view(f"u{values.itemsize}"), have, want)
+
+
+def test_tensors_that_are_no_tables_are_not_whole_numbers(tmp_path: Path) -> None:
+    hf = huggingface_folder(tmp_path / "hf", MODELS["llama"])
+    tensors = weights(MODELS["llama"], "F32")
+    tensors["model.norm.weight"] = np.arange(64)
+    write_safetensors(hf / "model.safetensors", tensors, "F32")
+    with pytest.raises(AutoshardError, match=r"model\.norm\.weight has dtype I64; BF16, F16, F32, F64 are converted$"):
+        open_source(hf)
 
 
 @pytest.mark.parametrize("dtype", [None, "bfloat16", "float16"])

@@ -10,7 +10,7 @@ from autoshard.errors import AutoshardError
 from autoshard.models.huggingface import from_config, to_config
 from autoshard.models.registry import builtin_models, load_model
 from autoshard.spec.model_types import ATTENTION_TYPES
-from tests.unit.family_configs import COHERE_EXPERTS, HYBRID_EXPERTS, KIMI, LAGUNA, STEP, read
+from tests.unit.family_configs import COHERE_EXPERTS, DEEPSEEK, HYBRID_EXPERTS, KIMI, LAGUNA, STEP, read
 
 STEP_WINDOWS = {"layer_types": ["full_attention", *["sliding_attention"] * 3], "sliding_window": 64}
 
@@ -150,6 +150,62 @@ STEP_WINDOWS = {"layer_types": ["full_attention", *["sliding_attention"] * 3], "
             "laguna",
             {**KIMI, "moe_router_logit_softcapping": 30.0},
             "moe_router_logit_softcapping=30.0 of m is not supported; 0.0 is",
+        ),
+        ("deepseek_v4", {**DEEPSEEK, "attention_bias": True}, "attention_bias=True of m is not supported; False is"),
+        ("deepseek_v4", {**DEEPSEEK, "n_shared_experts": 2}, "n_shared_experts=2 of m is not supported; 1 is"),
+        ("deepseek_v4", {**DEEPSEEK, "num_key_value_heads": 8}, "num_key_value_heads=8 of m is not supported; 1 is"),
+        ("deepseek_v4", {**DEEPSEEK, "norm_topk_prob": False}, "norm_topk_prob=False of m is not supported; True is"),
+        (
+            "deepseek_v4",
+            {**DEEPSEEK, "output_router_logits": True},
+            "output_router_logits=True of m is not supported; False is",
+        ),
+        *(
+            (
+                "deepseek_v4",
+                {**DEEPSEEK, "compress_ratios": ratios},
+                (
+                    f"compress_ratios={said} of m must be a list of 0, 4, 128, one for each of num_hidden_layers=4 "
+                    "blocks at least"
+                ),
+            )
+            for ratios, said in ((4, "4"), ([0, 4], "a list of 2"), ([0, 4, 8, 4], "a list of 4"))
+        ),
+        (
+            "deepseek_v4",
+            {**DEEPSEEK, "layer_types": ["full_attention"] * 4},
+            (
+                "layer_types='full_attention' of m must be one of: sliding_attention, compressed_sparse_attention, "
+                "heavily_compressed_attention"
+            ),
+        ),
+        (
+            "deepseek_v4",
+            {**DEEPSEEK, "rope_parameters": {"main": {"rope_type": "yarn"}, "compress": {"rope_type": "default"}}},
+            "rope_type='yarn' of main of m is not supported; default is",
+        ),
+        (
+            "deepseek_v4",
+            {**DEEPSEEK, "rope_parameters": {"main": {"partial_rotary_factor": 0.5}, "compress": {}}},
+            "partial_rotary_factor=0.5 of main of m is not supported; that of all heads, 0.125, is",
+        ),
+        (
+            "deepseek_v4",
+            {**DEEPSEEK, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+            "rope_type='linear' of m is not supported; supported: default, yarn",
+        ),
+        (
+            "deepseek_v4",
+            {**DEEPSEEK, "num_attention_heads": 12},
+            "o_groups=8 must divide num_attention_heads=12 of m",
+        ),
+        (
+            "mixtral",
+            {"num_local_experts": 8, "num_experts_per_tok": 2, "hc_mult": 4},
+            (
+                "hc_mult=4 of m is not a key of model_type=mixtral, which would be another model without it; "
+                "deepseek_v4 has it"
+            ),
         ),
         ("falcon_h1", {"attention_bias": True}, "attention_bias=True of m is not supported; False is"),
         ("falcon_h1", {"projectors_bias": True}, "projectors_bias=True of m is not supported; False is"),

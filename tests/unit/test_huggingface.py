@@ -63,6 +63,26 @@ def latent_parameters(model: ModelSpec) -> int:
     return tables + mixers + model.num_hidden_layers * 2 * hidden + mlps + behind + hidden
 
 
+def compressed_parameters(model: ModelSpec) -> int:
+    """The same of a model with compressed attention and a residual of several streams."""
+    compressed, hyper, hidden = model.compressed_attention, model.hyper_connections, model.hidden_size
+    assert compressed is not None and hyper is not None
+    width, queries = model.head_dim, model.num_attention_heads * model.head_dim
+    rank, grouped = compressed.q_lora_rank, compressed.o_groups * compressed.o_lora_rank
+    attention = hidden * rank + rank + rank * queries + hidden * width + width
+    attention += grouped * queries // compressed.o_groups + hidden * grouped + model.num_attention_heads  # sinks
+    entries = {
+        "sliding_attention": 0,
+        "compressed_sparse_attention": 2 * 2 * width * hidden + compressed.sparse_rate * 2 * width + width,
+        "heavily_compressed_attention": 2 * width * hidden + compressed.heavy_rate * width + width,
+    }
+    weights = hyper.hc_mult * (hyper.hc_mult + 2)
+    streams = 2 * (weights * hyper.hc_mult * hidden + weights + 3)
+    blocks = sum(attention + entries[word] + streams + 2 * hidden for word in model.layer_types)
+    ends = 2 * model.vocab_size * hidden + hidden + hyper.hc_mult * (hyper.hc_mult * hidden + 1) + 1
+    return blocks + mlp_parameters(model) + ends
+
+
 def mlp_parameters(model: ModelSpec) -> int:
     """The MLPs and experts of all blocks, of which the first are dense; shared experts have no gate."""
     hidden, sparse = model.hidden_size, model.num_sparse_layers
@@ -101,6 +121,8 @@ def parameters(model: ModelSpec) -> int:
     """Closed formula, independent of the graph."""
     if model.latent_attention is not None:
         return latent_parameters(model)
+    if model.compressed_attention is not None:
+        return compressed_parameters(model)
     hidden, ffn, layers = model.hidden_size, model.intermediate_size, model.num_hidden_layers
     vocabulary = model.vocab_size * hidden * (1 if model.tie_word_embeddings else 2)
     if model.model_type == "gpt2":
@@ -301,6 +323,8 @@ def recurrence(model: ModelSpec) -> int:
         ("kimi-k2", 1_026_408_209_408),
         ("deepseek-v3.2", 671_026_404_352),
         ("glm-5", 743_180_190_720),
+        ("deepseek-v4-flash", 284_106_500_055),
+        ("deepseek-v4-pro", 1_572_495_794_531),
         ("a.x-k1", 518_983_052_288),
         ("glm-4.5-air", 106_852_245_504),
         ("glm-4.5", 352_797_814_784),

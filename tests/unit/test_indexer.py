@@ -181,7 +181,7 @@ def test_what_a_config_leaves_out() -> None:
             {**CONFIG, "model_type": "deepseek_v3"},
             (
                 "index_topk=5 of m is not a key of model_type=deepseek_v3, which would be another model without it; "
-                "deepseek_v32 or glm_moe_dsa has it"
+                "deepseek_v32 or glm_moe_dsa or deepseek_v4 has it"
             ),
         ),
     ],

@@ -16,14 +16,17 @@ from autoshard.models.registry import load_model, published_dropout
 from autoshard.spec.attention_heads import GlobalAttention
 from autoshard.spec.attention_scores import AttentionScores
 from autoshard.spec.branch_multipliers import BranchMultipliers
+from autoshard.spec.clamped_gate import ClampedGate
+from autoshard.spec.compressed_attention import CompressedAttention
 from autoshard.spec.dropout import Dropout
+from autoshard.spec.hyper_connections import HyperConnections
 from autoshard.spec.latent_attention import LatentAttention
 from autoshard.spec.linear_attention import LinearAttention, Mamba, ShortConv
 from autoshard.spec.multipliers import Multipliers
 from autoshard.spec.rope import RopeScaling
 from autoshard.spec.router import Router
 from tests.multiprocess.models import MODELS
-from tests.unit.family_configs import COHERE_EXPERTS, KIMI, LAGUNA, SIZES, STEP, read
+from tests.unit.family_configs import COHERE_EXPERTS, DEEPSEEK, KIMI, LAGUNA, SIZES, STEP, read
 
 
 def test_what_a_minimax_config_leaves_out() -> None:
@@ -154,6 +157,39 @@ def test_what_a_bamba_config_leaves_out() -> None:
     published = load_model("bamba-9b")
     assert published.max_position_embeddings == 262_144
     for one in (model, other, alone, published):
+        assert from_config(to_config(one), one.name) == one
+
+
+def test_what_a_deepseek_v4_config_leaves_out() -> None:
+    model = read("deepseek_v4", **DEEPSEEK)
+    assert (model.num_key_value_heads, model.head_dim, model.rotary_dim, model.norm_eps) == (1, 512, 64, 1e-6)
+    assert model.compressed_attention == CompressedAttention(1024, 8, 1024, 4, 128, 64, 128, 512)
+    assert model.hyper_connections == HyperConnections(4, 20, 1e-6)
+    heavy, sparse = "heavily_compressed_attention", "compressed_sparse_attention"
+    assert model.layer_types == (heavy, heavy, heavy, sparse)
+    assert model.mlp_layer_types == (*("hashed",) * 3, "sparse")
+    assert (model.rope_theta, model.rope_local_base_freq, model.rope_scaling) == (160_000.0, 1e4, None)
+    assert model.router == Router("sqrtsoftplus", "noaux_tc", routed_scaling_factor=1.5)
+    assert model.clamped_gate == ClampedGate(10.0, swiglu_limit_shared=10.0, cuts_before_silu=True)
+    assert (model.gate_types, model.sliding_window, model.attention_scores.sinks) == (("both",) * 4, 128, True)
+    yarn = {"type": "yarn", "factor": 16, "original_max_position_embeddings": 65_536}
+    published = read(
+        "deepseek_v4",
+        **DEEPSEEK,
+        compress_ratios=[0, 4, 128, 4, 0],
+        num_hash_layers=0,
+        rope_scaling=yarn,
+        compress_rate_csa=2,
+        qk_rope_head_dim=32,
+    )
+    assert published.layer_types == ("sliding_attention", sparse, heavy, sparse)
+    assert published.mlp_layer_types == ("sparse",) * 4
+    assert published.rope_scaling is not None and published.rope_scaling.attention_factor == 1.0
+    assert published.compressed_attention is not None and published.compressed_attention.sparse_rate == 2
+    assert published.rotary_dim == 32
+    short = read("deepseek_v4", **DEEPSEEK, num_hidden_layers=1)
+    assert (short.layer_types, short.mlp_layer_types) == ((heavy,), ("hashed",))
+    for one in (model, published, short):
         assert from_config(to_config(one), one.name) == one
 
 

@@ -64,6 +64,7 @@ UNLIKE_HEADS = replace(
 EXPERTS_OVER_NXD = {"tp": 32, "dp": 2, "ep": 2, "layers": QWEN3_MOE.num_hidden_layers}
 MIXTRAL_TRN2 = {"model": load_model("mixtral-8x7b"), "cluster": TRN2.under_stack("neuron-compiled"), "backend": "torch"}
 WHOLE = {"model": LLAMA_8B, "cluster": TRN2.under_stack("neuron-stages"), "backend": "torch"}
+V4 = {"model": load_model("deepseek-v4-flash"), "backend": "torch"}
 V32 = {"model": load_model("deepseek-v3.2"), "backend": "torch"}
 BROKEN: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (
@@ -153,6 +154,24 @@ BROKEN: list[tuple[dict[str, Any], dict[str, Any], str]] = [
             "deepseek-v3.2 has an indexer: attention of native PyTorch on Neuron takes no mask of the keys that it "
             "chooses; plan for GPUs"
         ),
+    ),
+    (
+        {**V4, "cluster": TRN2.under_stack("neuron-compiled")},
+        {"tp": 4, "pp": 1, "dp": 64, "ep": 64, "layers": 43},
+        (
+            "deepseek-v4-flash has compressed attention: nobody ran its kernels with native PyTorch on Neuron; plan "
+            "for GPUs"
+        ),
+    ),
+    (
+        {**V4, **on("h100-80gb", 16), "training": length(64)},
+        {"tp": 8, "pp": 1, "dp": 16, "ep": 16, "layers": 43},
+        "sequence_length=64 must be at least 128: blocks of deepseek-v4-flash have an entry for so many tokens",
+    ),
+    (
+        {**V4, **on("h100-80gb", 16)},
+        {"tp": 8, "pp": 1, "dp": 8, "cp": 2, "ep": 16, "layers": 43, "context_parallel": "ring"},
+        "context_parallel=ring: attention of deepseek-v4-flash sees entries of a whole row; use all_gather",
     ),
     (
         {**V32, **on("h100-80gb", 16)},

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from autoshard.models.huggingface import to_config
-from autoshard.models.weights import parameter_dims, written_parts
+from autoshard.models.weights import parameter_dims, whole_numbers, written_parts
 from autoshard.plans.plan import Plan
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import load_precision
@@ -21,11 +21,15 @@ Tensors = dict[str, np.ndarray[Any, Any]]
 
 
 def weights(model: ModelSpec, dtype: str, seed: int = 0) -> Tensors:
-    """By the published names, reproducible; BF16 as bits."""
+    """By the published names, reproducible; BF16 as bits. Tables of whole numbers are int64."""
     dims, sizes = parameter_dims(model)
+    tables = whole_numbers(model)
     random = np.random.default_rng(seed)
-    parameters = {}
+    parameters: dict[str, np.ndarray[Any, Any]] = {}
     for name, own in dims.items():
+        if name in tables:
+            parameters[name] = random.integers(0, 1000, [sizes[dim] for dim in own])
+            continue
         values = random.standard_normal([sizes[dim] for dim in own]).astype(np.float32)
         parameters[name] = (
             (values.view(np.uint32) >> 16).astype(np.uint16) if dtype == "BF16" else values.astype(NUMPY[dtype])
@@ -57,7 +61,8 @@ def write_safetensors(path: Path, tensors: Tensors, dtype: str) -> None:
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, values in tensors.items():
-        header[name] = {"dtype": dtype, "shape": values.shape, "data_offsets": [end, end + values.nbytes]}
+        kept = "I64" if values.dtype == np.int64 else dtype
+        header[name] = {"dtype": kept, "shape": values.shape, "data_offsets": [end, end + values.nbytes]}
         end += values.nbytes
     text = json.dumps(header).encode()
     path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(one.tobytes() for one in tensors.values()))

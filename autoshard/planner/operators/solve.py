@@ -38,7 +38,7 @@ def block_problem(graph: Graph, axes: Axes, sequence_parallel: bool, prices: Pri
         axes,
         {op.name: operator_options(graph, op, axes, backend, sequence_parallel) for op in graph.operators},
         input_states(graph, axes, hidden),
-        {last: hidden if graph.tensors[last].dims == HIDDEN_DIMS else None},
+        {last: hidden if graph.tensors[last].dims in HIDDEN_DIMS else None},
         prices,
     )
 

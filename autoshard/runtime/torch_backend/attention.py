@@ -34,7 +34,7 @@ def attention(context: Context, step: OperatorStep) -> Kernel:
     keys_to_heads = [key_dims.index(dim) for dim in ("batch", key_value, "seq", width)]
     back = [to_heads.index(i) for i in range(len(to_heads))]
     documents, has_sinks, chooses = (bool(op.attributes.get(name)) for name in ("documents", "sinks", "chosen"))
-    core = _without_empty_heads(context, step, _core(context, step))
+    core = without_empty_heads(context, step, _core(context, step))
 
     def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *more: torch.Tensor) -> torch.Tensor:
         starts = more[-1] if documents else None
@@ -50,7 +50,7 @@ def attention(context: Context, step: OperatorStep) -> Kernel:
     return run
 
 
-def _without_empty_heads(context: Context, step: OperatorStep, core: Kernel) -> Kernel:
+def without_empty_heads(context: Context, step: OperatorStep, core: Kernel) -> Kernel:
     """The kernel with the output of empty query heads set to zero. An empty head sees the values of the key-value head
     that it shares; zero makes the gradient of the weights behind it zero."""
     _, group = head_dims(step.operator)
@@ -95,7 +95,7 @@ def _core(context: Context, step: OperatorStep) -> Kernel:
     else:
         attend: Kernel = partial(_fused_attention, scale=scale)
         if plain:
-            attend = partial(_plain_attention, weigh=weighing(context, step), scale=scale, softcap=softcap)
+            attend = partial(plain_attention, weigh=weighing(context, step), scale=scale, softcap=softcap)
         inside = _inside_documents(context, mine, window, chunk, not plain)
         place = (seq, position, count, window, chunk)
         shared = _shared_mask(context, place, not plain)
@@ -381,13 +381,13 @@ def _product(weights: torch.Tensor, v: torch.Tensor, *unused: torch.Tensor) -> t
     return rows_of_keys(weights, v.shape[1]) @ v
 
 
-def _plain_attention(
+def plain_attention(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
     mask: torch.Tensor | None,
     *more: torch.Tensor,
-    weigh: Kernel,
+    weigh: Kernel = _product,
     scale: float | None = None,
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,

@@ -13,7 +13,7 @@ from autoshard.graph.states import PARTIAL
 from autoshard.runtime.torch_backend.context import Context, Kernel, in_pieces
 from autoshard.runtime.torch_backend.recomputing_ops import WeighedRows, WeighedSums
 from autoshard.runtime.torch_backend.router_loss import balance
-from autoshard.spec.router import GROUPS_BEST
+from autoshard.spec.router import GROUPS_BEST, SQRT_SOFTPLUS
 
 
 def top_k_gate(context: Context, step: OperatorStep) -> Kernel:
@@ -23,17 +23,25 @@ def top_k_gate(context: Context, step: OperatorStep) -> Kernel:
     router: Any = step.operator.attributes.get("router")
     balanced = balance(context, step)
 
-    def gate(logits: torch.Tensor, *bias: torch.Tensor) -> torch.Tensor:
+    hashed = step.operator.attributes.get("hashed")
+
+    def gate(logits: torch.Tensor, *more: torch.Tensor) -> torch.Tensor:
         accurate = torch.promote_types(logits.dtype, torch.float32)
         if router is None or router.scoring_func == "softmax":
             weights = torch.softmax(logits, -1, dtype=accurate)
+        elif router.scoring_func == SQRT_SOFTPLUS:
+            weights = F.softplus(logits.to(accurate)).sqrt()
         else:
             weights = torch.sigmoid(logits.to(accurate))
         if router is None:
             best, experts = weights.topk(top_k, -1)
+        elif hashed:
+            table, tokens = more
+            experts = table[tokens].long()
+            best = weights.gather(-1, experts)
         else:
             compared = logits.to(accurate) if router.chooses_by_logits else weights
-            experts = _chosen(compared.detach(), router, top_k, *bias)
+            experts = _chosen(compared.detach(), router, top_k, *more)
             best = weights.gather(-1, experts)
         if balanced is not None:
             weights = balanced(weights, experts)
@@ -42,7 +50,10 @@ def top_k_gate(context: Context, step: OperatorStep) -> Kernel:
             best = best / best.sum(-1, keepdim=True)
         if router is not None and router.routed_scaling_factor != 1:
             best = best * router.routed_scaling_factor
-        return torch.zeros_like(weights).scatter(-1, experts, best).to(logits.dtype)
+        gates = torch.zeros_like(weights)
+        # a table may name an expert twice
+        gates = gates.scatter_add(-1, experts, best) if hashed else gates.scatter(-1, experts, best)
+        return gates.to(logits.dtype)
 
     return gate
 

@@ -51,7 +51,7 @@ def choose_keys(context: Context, step: OperatorStep) -> Kernel:
             stop = int(positions[tile][-1]) + 1
             weights = F.linear(h[:, tile].to(of_heads.dtype), of_heads)
             several = zip(q[:, tile].split(at_once, 2), weights.split(at_once, 2), strict=True)
-            scores = reduce(torch.Tensor.add_, (_scores(some, k[:, :stop], weight) for some, weight in several))
+            scores = reduce(torch.Tensor.add_, (weighed_scores(some, k[:, :stop], weight) for some, weight in several))
             behind = torch.arange(stop, device=h.device) > here[tile].unsqueeze(1)
             seen[:, tile, :stop] = best(scores.masked_fill_(behind, float("-inf")), top_k) & ~behind
             seen[:, tile, stop:] = False
@@ -60,7 +60,7 @@ def choose_keys(context: Context, step: OperatorStep) -> Kernel:
     return lambda *inputs: torch.no_grad()(run)(*inputs)
 
 
-def _scores(q: torch.Tensor, k: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+def weighed_scores(q: torch.Tensor, k: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """The scores [batch, queries, keys] of q [batch, queries, heads, width] and k [batch, keys, width], with weights
     [batch, queries, heads]."""
     of_heads = at_least_fp32((q.flatten(1, 2) @ k.transpose(1, 2)).unflatten(1, q.shape[1:3])).relu_()

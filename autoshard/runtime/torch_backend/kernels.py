@@ -21,6 +21,7 @@ from autoshard.graph.pointwise import Expression, factor, parse
 from autoshard.runtime.torch_backend.attention import attention
 from autoshard.runtime.torch_backend.chunked_loss import chunked_loss
 from autoshard.runtime.torch_backend.collectives import all_reduce
+from autoshard.runtime.torch_backend.compressed import choose_entries, compress, compressed_attention
 from autoshard.runtime.torch_backend.context import Context, Kernel
 from autoshard.runtime.torch_backend.dropout import dropout
 from autoshard.runtime.torch_backend.experts import combine, dispatch, top_k_gate
@@ -39,6 +40,12 @@ from autoshard.runtime.torch_backend.recomputing_ops import (
 )
 from autoshard.runtime.torch_backend.recurrences import causal_conv, gated_delta_rule, state_space_scan
 from autoshard.runtime.torch_backend.rotation import rotation
+from autoshard.runtime.torch_backend.streams import (
+    collapse_streams,
+    expand_streams,
+    repeat_streams,
+    stream_weights,
+)
 from autoshard.runtime.torch_backend.weight_gradients import WeightGradients, later_linear
 
 
@@ -373,6 +380,9 @@ FACTORIES: dict[str, Callable[[Context, OperatorStep], Kernel]] = {
     "dropout": dropout,
     "attention": attention,
     "choose_keys": choose_keys,
+    "compress": compress,
+    "compressed_attention": compressed_attention,
+    "choose_entries": choose_entries,
     "embedding": _embedding,
     "position_embedding": _position_embedding,
     "cross_entropy": _cross_entropy,
@@ -384,5 +394,9 @@ FACTORIES: dict[str, Callable[[Context, OperatorStep], Kernel]] = {
     "causal_conv": causal_conv,
     "gated_delta_rule": gated_delta_rule,
     "state_space_scan": state_space_scan,
+    "repeat_streams": repeat_streams,
+    "stream_weights": stream_weights,
+    "collapse_streams": collapse_streams,
+    "expand_streams": expand_streams,
 }
 assert FACTORIES.keys() == KINDS.keys()

@@ -21,7 +21,8 @@ INIT_STD = 0.02
 SLOWEST_AND_FASTEST = (1.0, 16.0)
 """Rates at which the heads of a recurrence forget, a token: Mamba-2's A, here at even distances."""
 _RESIDUAL_PROJECTIONS = tuple(
-    f"{name}.weight" for name in ("o_proj", "out_proj", "down_proj", "c_proj", "w2", "attention.dense", "dense_4h_to_h")
+    f"{name}.weight"
+    for name in ("o_proj", "o_b_proj", "out_proj", "down_proj", "c_proj", "w2", "attention.dense", "dense_4h_to_h")
 )
 
 
@@ -50,6 +51,8 @@ def _published_parameter(model: ModelSpec, tensor: Tensor, shape: list[int], see
     initial = _initial(model, tensor.name)
     if initial == "zeros":
         return torch.zeros(shape)
+    if initial == "table":
+        return (torch.arange(prod(shape)) % model.num_local_experts).float().view(shape)
     if initial == "ones":
         return torch.ones(shape)
     if initial == "rates":
@@ -63,13 +66,15 @@ def _published_parameter(model: ModelSpec, tensor: Tensor, shape: list[int], see
 
 
 def _initial(model: ModelSpec, name: str) -> str:
-    """How a parameter is initialised: 'zeros', 'ones', 'rates', 'residual' or 'normal'. Its name decides; a traced
-    model states it."""
+    """How a parameter is initialised: 'zeros', 'ones', 'rates', 'table' (experts in turn, each token's behind those of
+    the one before), 'residual' or 'normal'. Its name decides; a traced model states it."""
     if model.graph is not None:
         return model.graph.parameter_named(name).initial
-    if name.endswith((".dt_bias", ".D", ".layer_scalar", ".per_expert_scale")):
+    if name.endswith((".dt_bias", ".D", ".layer_scalar", ".per_expert_scale", "hc.scale")):
         return "ones"
-    if name.endswith((".bias", "_bias")):
+    if name.endswith(".tid2eid"):
+        return "table"
+    if name.endswith((".bias", "_bias", "hc.base")):
         return "zeros"
     if name.endswith(".A_log"):
         return "rates"

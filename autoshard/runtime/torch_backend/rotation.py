@@ -91,11 +91,18 @@ class Rotation:
         return Rotate.apply(x, cos, sin)
 
 
-def rotation(context: Context, step: OperatorStep, dims: tuple[str, ...]) -> Rotation:
+def rotation(context: Context, step: OperatorStep, dims: tuple[str, ...], every: int | None = None) -> Rotation:
     """The rotation of tensors with these dims, `seq` among them, by the attributes of the step's operator: rotary_dim,
-    theta and scaling, or else frequencies; interleaved; backwards; first_rotary."""
+    theta and scaling, or else frequencies; interleaved; backwards; first_rotary. every: the second dim is another one
+    in place of `seq`, whose places are so many tokens apart; None: the attribute of this name, if there is one."""
     op = step.operator
-    positions = context.positions(step).double()
+    apart: Any = op.attributes.get("every") if every is None else every
+    places = "seq" if apart is None else dims[1]
+    if apart is None:
+        positions = context.positions(step).double()
+    else:
+        position, count = context.piece(step, places)
+        positions = (torch.arange(context.graph.sizes[places]) * apart).chunk(count)[position].double()
     turned: Any = op.attributes["rotary_dim"]
     given: Any = op.attributes.get("frequencies")
     if given is None:
@@ -107,12 +114,12 @@ def rotation(context: Context, step: OperatorStep, dims: tuple[str, ...]) -> Rot
         frequencies = -frequencies
     interleaved = bool(op.attributes.get("interleaved"))
     shape = [1] * len(dims)
-    shape[dims.index("seq")], shape[-1] = len(positions), turned
+    shape[dims.index(places)], shape[-1] = len(positions), turned
     shape[-1:] = [turned // 2, 2] if interleaved else [turned]
     named = ("rotary_dim", "theta", "scaling", "frequencies", "interleaved", "backwards")
     scaling = op.attributes.get("scaling")
     factor: float = 1.0 if scaling is None else scaling.rotation_factor  # type: ignore[attr-defined]
-    key = ("rope", context.piece(step, "seq"), *map(op.attributes.get, named))
+    key = ("rope", context.piece(step, places), context.graph.sizes[places], apart, *map(op.attributes.get, named))
     own: dict[Any, tuple[torch.Tensor, ...]] = {}
 
     def tables(x: torch.Tensor) -> tuple[torch.Tensor, ...]:

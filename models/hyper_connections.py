@@ -1,0 +1,68 @@
+"""Add to a graph what parts of a block read of a residual of several streams, and the next residual."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from autoshard.graph.ir import GraphBuilder
+from autoshard.graph.stream_kinds import STREAM
+from autoshard.models.dropping import dropped_branch
+from autoshard.models.weight_names import Part
+from autoshard.spec.model import ModelSpec
+
+RESIDUAL = ("batch", "seq", STREAM, "embed")
+DIMS = {"fn": f"mix {STREAM} embed", "base": "mix", "scale": "three"}
+HEAD_DIMS = {"fn": f"pre {STREAM} embed", "base": "pre", "scale": "one"}
+"""Dims of the parameters of a part of a block, and of the head, where nothing is mixed."""
+
+
+def residual_dims(model: ModelSpec) -> tuple[str, ...]:
+    """The dims of what passes from block to block."""
+    return ("batch", "seq", "embed") if model.hyper_connections is None else RESIDUAL
+
+
+def repeated(b: GraphBuilder, name: str, x: str) -> str:
+    """Append the first residual, x [batch, seq, embed] in every stream, and return it."""
+    return b.operator("repeat_streams", name, (x,), RESIDUAL, b.dims(x))
+
+
+def collapsed(b: GraphBuilder, model: ModelSpec, name: str, x: str, mixes: bool = True) -> tuple[str, str]:
+    """Append the weights of a residual's streams for a part of a block, and the sum of the streams, and return both.
+
+    name: of the weights' module. x: [batch, seq, stream, embed]. mixes: whether a next residual is made with them.
+    """
+    hyper = model.hyper_connections
+    assert hyper is not None, model
+    rows, dims = ("batch", "seq"), DIMS if mixes else HEAD_DIMS
+    parameters = (b.parameter(f"{name}.{part}", own, matrix=part == "fn") for part, own in dims.items())
+    weights = b.operator(
+        "stream_weights",
+        name,
+        (x, *parameters),
+        (*rows, dims["base"]),
+        rows,
+        element_bytes=b.summed_bytes,
+        eps=model.norm_eps,
+        balance_eps=hyper.hc_eps,
+        iterations=hyper.hc_sinkhorn_iters,
+    )
+    every = (*rows, "embed")
+    return weights, b.operator("collapse_streams", f"{name}.collapsed", (x, weights), every, every)
+
+
+def expanded(b: GraphBuilder, model: ModelSpec, name: str, x: str, weights: str, branch: tuple[str, str]) -> str:
+    """Append the next residual, of the streams x, their weights and what a part of a block gave, and return it.
+
+    name: of the operator. branch: (what the part gave, the name of its dropout operator).
+    """
+    b.module = "residual"
+    y = dropped_branch(b, model, *branch)
+    return b.operator("expand_streams", name, (y, x, weights), RESIDUAL, ("batch", "seq", "embed"))
+
+
+def parts(hub: str, name: str, mixes: bool = True) -> Iterator[Part]:
+    """The parts of the checkpoint for a module's weights of streams. hub: the start of the checkpoint's names. name:
+    ours of the module. mixes: as of `collapsed`."""
+    for part, dims in (DIMS if mixes else HEAD_DIMS).items():
+        layout = dims.replace(f"{STREAM} embed", f"({STREAM} embed)")
+        yield Part(f"{hub}_{part}", layout, f"{name}.{part}")
