@@ -116,6 +116,7 @@ MODELS: dict[str, tuple[str, str, int]] = {
     "nanochat": ("nanochat-d32", "trn2.48xlarge", 1),
     "deepseek_v32": ("deepseek-v3.2", "h800-80gb", 64),
     "glm_moe_dsa": ("glm-5", "h800-80gb", 64),
+    "deepseek_v4": ("deepseek-v4-flash", "h800-80gb", 32),
 }
 """model_type -> (model, instance, nodes)."""
 BACKEND = "torch"
