@@ -17,6 +17,7 @@ from autoshard.models.stage import dim_sizes, stage_graph
 from autoshard.runtime.torch_backend import streams
 from autoshard.runtime.torch_backend.context import Context
 from autoshard.runtime.torch_backend.kernels import kernel
+from autoshard.runtime.torch_backend.parameters import INIT_STD, initial_parameter
 from autoshard.spec.router import Router
 from tests.multiprocess.models import MODELS
 
@@ -81,6 +82,18 @@ def test_weights_of_streams_are_those_of_a_plain_function(at_once: int, monkeypa
         return torch.cat((*weights, balanced(of_mix).flatten(-2)), -1)
 
     check(*step_of("stream_weights"), plain)
+
+
+def test_weights_of_streams_begin_with_scales_of_one_and_nothing_added() -> None:
+    """As in transformers, in the blocks and in the head."""
+    graph = stage_graph(MODEL, dim_sizes(MODEL, 1, 16), range(4), True, True)
+    several = [op for op in graph.operators if op.kind == "stream_weights"]
+    assert len(several) == 2 * 4 + 1
+    for op in several:
+        tensors = (graph.tensors[name] for name in op.inputs[1:])
+        fn, base, scale = (initial_parameter(MODEL, tensor, graph.sizes, seed=0) for tensor in tensors)
+        assert float(fn.std()) == pytest.approx(INIT_STD, rel=0.1)
+        assert not base.any() and torch.equal(scale, torch.ones_like(scale))
 
 
 def test_balanced_matrices_are_nearly_doubly_stochastic() -> None:
