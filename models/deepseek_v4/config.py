@@ -65,9 +65,9 @@ def read(config: Config, model_type: str) -> ModelSpec:
     head_dim, width = config.integer("head_dim", HEAD_DIM), config.integer("moe_intermediate_size")
     part = _turned_part(config, head_dim)
     theta, scaling, local = _ropes(config, part)
-    rates, older = config.inner("compress_rates"), RATES
+    rates = config.inner("compress_rates")
     limit = config.positive("swiglu_limit", 10.0)
-    sparse, heavy = (config.integer(key, rates.integer(word, default)) for word, (key, default) in older.items())
+    sparse, heavy = (config.integer(key, rates.integer(word, default)) for word, (key, default) in RATES.items())
     scoring = config.value("scoring_func", SQRT_SOFTPLUS)
     return ModelSpec(
         name=config.name,
@@ -119,13 +119,17 @@ def _mixers(config: Config, layers: int) -> tuple[str, ...]:
         behind = (COMPRESSED_SPARSE if layer % 2 else HEAVILY_COMPRESSED for layer in range(layers - 2))
         return ((HEAVILY_COMPRESSED,) * min(layers, 2) + tuple(behind))[:layers]
     ratios = config.value("compress_ratios")
-    if not isinstance(ratios, list) or len(ratios) < layers or any(one not in RATIOS for one in ratios):
+    if not isinstance(ratios, list) or len(ratios) < layers or not all(map(_is_ratio, ratios)):
         numbers = ", ".join(map(str, RATIOS))
         raise AutoshardError(
             f"compress_ratios={show(ratios)} of {config.name} must be a list of {numbers}, one for each of "
             f"num_hidden_layers={layers} blocks at least"
         )
     return tuple(RATIOS[one] for one in ratios[:layers])
+
+
+def _is_ratio(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value in RATIOS
 
 
 def _mlps(config: Config, layers: int) -> tuple[str, ...]:

@@ -169,7 +169,13 @@ STEP_WINDOWS = {"layer_types": ["full_attention", *["sliding_attention"] * 3], "
                     "blocks at least"
                 ),
             )
-            for ratios, said in ((4, "4"), ([0, 4], "a list of 2"), ([0, 4, 8, 4], "a list of 4"))
+            for ratios, said in (
+                (4, "4"),
+                ([0, 4], "a list of 2"),
+                ([0, 4, 8, 4], "a list of 4"),
+                ([0, 4, [4], 4], "a list of 4"),
+                ([0, 4, False, 4], "a list of 4"),
+            )
         ),
         (
             "deepseek_v4",
