@@ -9,9 +9,9 @@ from autoshard.conversion.regions import Array
 from autoshard.errors import AutoshardError
 
 INTEGERS = {"I32": 4, "I64": 8}
-"""Bytes of an element of a table of whole numbers, which are floating-point numbers here."""
+"""Dtype of a table of whole numbers, which are floating-point numbers in a plan -> bytes of an element."""
 TABLE = "I64"
-"""In which such a table is written."""
+"""The dtype of a table of whole numbers in checkpoints for transformers."""
 WIDTHS = {**ELEMENT_BYTES, **INTEGERS}
 CONFIG_NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
 """Safetensors' name of a dtype -> its name in config.json and plans."""
@@ -38,17 +38,23 @@ def as_dtype(values: Array, have: str, want: str) -> Array:
     """
     if have == want:
         return values
-    wide = (values.astype(np.uint32) << 16).view(np.float32) if have == "BF16" else values.view(_NUMPY[have])
-    with np.errstate(over="ignore"):
+    wide = _from_bfloat16(values) if have == "BF16" else values.view(_NUMPY[have])
+    with np.errstate(over="ignore", invalid="ignore"):
         converted = _to_bfloat16(wide) if want == "BF16" else wide.astype(_NUMPY[want])
+        if {have, want} & INTEGERS.keys():
+            back = converted if want != "BF16" else _from_bfloat16(converted)
+            if not np.array_equal(back.astype(wide.dtype), wide):
+                raise AutoshardError(f"whole numbers of a table that {want} does not hold")
+            return converted.view(element_type(want))
     finite = np.isfinite(converted) if want != "BF16" else (converted & 0x7F80) != 0x7F80
     if not np.array_equal(finite, np.isfinite(wide)):
         raise AutoshardError(f"values beyond what {CONFIG_NAMES[want]} holds")
-    if {have, want} & INTEGERS.keys():
-        single = converted if want != "BF16" else (converted.astype(np.uint32) << 16).view(np.float32)
-        if not np.array_equal(single.astype(np.float64), wide.astype(np.float64)):
-            raise AutoshardError(f"whole numbers of a table that {want} does not hold")
     return converted.view(element_type(want))
+
+
+def _from_bfloat16(bits: Array) -> Array:
+    found: Array = (bits.astype(np.uint32) << 16).view(np.float32)
+    return found
 
 
 def _to_bfloat16(values: Array) -> Array:

@@ -89,6 +89,11 @@ def test_a_table_of_whole_numbers_stays_one(dtype: str | None, tmp_path: Path) -
         ("I64", np.array([2**24 + 1]), "F32"),
         ("I32", np.array([257], np.int32), "BF16"),
         ("F32", np.array([0.5], np.float32), "I64"),
+        ("F32", np.array([np.inf], np.float32), "I64"),
+        ("F32", np.array([np.nan], np.float32), "I64"),
+        ("F32", np.array([1e30], np.float32), "I64"),
+        ("I64", np.array([2**53 + 1]), "F64"),
+        ("I64", np.array([70_000]), "F16"),
     ],
 )
 def test_a_whole_number_that_would_be_another_one_is_refused(have: str, values: Any, want: str) -> None:
