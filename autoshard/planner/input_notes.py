@@ -27,8 +27,9 @@ def input_notes(model: ModelSpec, training: TrainingSpec, backend: str) -> Itera
         told = "indexers are loaded, not learned; attention computes the scores of all keys, and MFU counts it alone"
         yield f"{model.name}: a query sees {model.indexer.index_topk:,} keys at most; {told}"
     if model.compressed_attention is not None:
-        told = "its indexers are loaded, not learned; attention computes the scores of all entries, and MFU counts them"
-        yield f"{model.name}: a query sees {model.compressed_attention.index_topk:,} entries of a block at most; {told}"
+        told = "indexers are loaded, not learned; attention computes the scores of all entries, and MFU counts them"
+        chosen = f"{model.compressed_attention.index_topk:,} entries at most in blocks with an indexer"
+        yield f"{model.name}: a query sees {chosen}; {told}"
     if model.multi_token_prediction is not None:
         weight = model.multi_token_prediction.mtp_loss_scaling_factor
         told = "its loss is part of the one that training reports, not of that on held-out text"

@@ -234,8 +234,8 @@ def test_documents_are_refused() -> None:
 def test_a_plan_says_what_it_does_not_do() -> None:
     *_, notes = inputs_of(PlanRequest(model="deepseek-v4-flash", nodes=32, instance="h800-80gb"))
     assert (
-        "deepseek-v4-flash: a query sees 512 entries of a block at most; its indexers are loaded, not learned; "
-        "attention computes the scores of all entries, and MFU counts them"
+        "deepseek-v4-flash: a query sees 512 entries at most in blocks with an indexer; indexers are loaded, not "
+        "learned; attention computes the scores of all entries, and MFU counts them"
     ) in notes
 
 
