@@ -174,18 +174,21 @@ def recompute_objection(cluster: Cluster, recompute: str) -> str | None:
 
 def keys_are_not_chosen(problem: Problem, draft: Draft) -> str | None:
     """Nobody ran an indexer there, and the device's own attention kernels take no mask of chosen keys."""
-    if problem.cluster.stack is None:
-        return None
-    if problem.model.compressed_attention is not None:
-        return (
-            f"{problem.model.name} has compressed attention: nobody ran its kernels with native PyTorch on Neuron; "
-            "plan for GPUs"
-        )
-    if problem.model.indexer is None:
+    if problem.cluster.stack is None or problem.model.indexer is None:
         return None
     return (
         f"{problem.model.name} has an indexer: attention of native PyTorch on Neuron takes no mask of the keys that it "
         "chooses; plan for GPUs"
+    )
+
+
+def attention_is_not_compressed(problem: Problem, draft: Draft) -> str | None:
+    """Nobody ran attention to compressed pieces of the sequence there."""
+    if problem.cluster.stack is None or problem.model.compressed_attention is None:
+        return None
+    return (
+        f"{problem.model.name} has compressed attention: nobody ran its kernels with native PyTorch on Neuron; plan "
+        "for GPUs"
     )
 
 
@@ -194,6 +197,7 @@ NATIVE_MESH_RULES = (
     Rule("experts without an all-to-all", experts_have_an_all_to_all),
     Rule("models that one graph a stage does not take", model_traces_whole),
     Rule("keys that an indexer chooses", keys_are_not_chosen),
+    Rule("compressed attention", attention_is_not_compressed),
 )
 NATIVE_KERNEL_RULES = (
     Rule("context parallelism without its collectives", context_parallelism_has_its_collectives),
