@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from autoshard.cli import main
 from autoshard.errors import AutoshardError
 from autoshard.explanation.catalogue import _built_of
 from autoshard.explanation.describe import _facts
@@ -193,33 +192,6 @@ def test_no_framework_gets_a_file_that_leaves_it_out(form: str) -> None:
     plan = replace(plan_70b(), model=FLASH, operators={})
     with pytest.raises(AutoshardError, match=f"^compressed_attention of deepseek-v4-flash has no form .* for {form}$"):
         export(plan, form)
-
-
-def refused(*more: str) -> str:
-    asked = ["plan", "--model", "deepseek-v4-flash", "--instance", "h800-80gb", "--nodes", "32", *more]
-    return str(main(asked))
-
-
-def test_layouts_that_do_not_fit_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    for more, text in (
-        (
-            ("--cp", "2", "--context-parallel", "ulysses"),
-            "context_parallel=ulysses: attention of deepseek-v4-flash sees entries of a whole row; use all_gather",
-        ),
-        (
-            ("--seq-len", "64"),
-            "sequence_length=64 must be at least 128: blocks of deepseek-v4-flash have an entry for so many tokens",
-        ),
-    ):
-        assert refused(*more) == "2"
-        assert text in " ".join(capsys.readouterr().err.split())
-
-
-def test_native_pytorch_on_neuron_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["plan", "--model", "deepseek-v4-flash", "--instance", "trn2.48xlarge", "--nodes", "64"]
-    assert main([*asked, "--backend", "torch"]) == 2
-    said = " ".join(capsys.readouterr().err.split())
-    assert "deepseek-v4-flash has compressed attention: nobody ran its kernels with native PyTorch on Neuron" in said
 
 
 def test_documents_are_refused() -> None:
