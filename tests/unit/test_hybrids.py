@@ -57,7 +57,7 @@ def test_kinds_of_blocks_are_those_of_the_config() -> None:
 
 @pytest.mark.parametrize("model", [NEXT, GRANITE, LFM2, KIMI, FALCON], ids=lambda model: model.name)
 def test_backward_reads_every_matrix_of_a_block(model: ModelSpec) -> None:
-    """Under ZeRO-3 such a one is gathered again, be it alone in its bucket: a convolution's weight was not planned."""
+    """Under ZeRO-3 each is gathered again for it, be it alone in its bucket, such as a convolution's weight."""
     for layer in model.kinds:
         found = program(model, layer)
         matrices = {name for name in found.graph.matrices if found.graph.tensors[name].differentiable}
