@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from autoshard.graph.ir import GraphBuilder
-from autoshard.graph.stream_kinds import STREAM
+from autoshard.graph.stream_kinds import ONE_STREAM, SEVERAL_STREAMS, STREAM
 from autoshard.models.dropping import dropped_branch
 from autoshard.models.weight_names import Part
 from autoshard.spec.model import ModelSpec
 
-RESIDUAL = ("batch", "seq", STREAM, "embed")
 DIMS = {"fn": f"mix {STREAM} embed", "base": "mix", "scale": "three"}
 HEAD_DIMS = {"fn": f"pre {STREAM} embed", "base": "pre", "scale": "one"}
 """Dims of the parameters of a part of a block, and of the head, where nothing is mixed."""
@@ -18,12 +17,12 @@ HEAD_DIMS = {"fn": f"pre {STREAM} embed", "base": "pre", "scale": "one"}
 
 def residual_dims(model: ModelSpec) -> tuple[str, ...]:
     """The dims of what passes from block to block."""
-    return ("batch", "seq", "embed") if model.hyper_connections is None else RESIDUAL
+    return ONE_STREAM if model.hyper_connections is None else SEVERAL_STREAMS
 
 
 def repeated(b: GraphBuilder, name: str, x: str) -> str:
     """Append the first residual, x [batch, seq, embed] in every stream, and return it."""
-    return b.operator("repeat_streams", name, (x,), RESIDUAL, b.dims(x))
+    return b.operator("repeat_streams", name, (x,), SEVERAL_STREAMS, ONE_STREAM)
 
 
 def collapsed(b: GraphBuilder, model: ModelSpec, name: str, x: str, mixes: bool = True) -> tuple[str, str]:
@@ -46,8 +45,7 @@ def collapsed(b: GraphBuilder, model: ModelSpec, name: str, x: str, mixes: bool 
         balance_eps=hyper.hc_eps,
         iterations=hyper.hc_sinkhorn_iters,
     )
-    every = (*rows, "embed")
-    return weights, b.operator("collapse_streams", f"{name}.collapsed", (x, weights), every, every)
+    return weights, b.operator("collapse_streams", f"{name}.collapsed", (x, weights), ONE_STREAM, ONE_STREAM)
 
 
 def expanded(b: GraphBuilder, model: ModelSpec, name: str, x: str, weights: str, branch: tuple[str, str]) -> str:
@@ -57,7 +55,7 @@ def expanded(b: GraphBuilder, model: ModelSpec, name: str, x: str, weights: str,
     """
     b.module = "residual"
     y = dropped_branch(b, model, *branch)
-    return b.operator("expand_streams", name, (y, x, weights), RESIDUAL, ("batch", "seq", "embed"))
+    return b.operator("expand_streams", name, (y, x, weights), SEVERAL_STREAMS, ONE_STREAM)
 
 
 def parts(hub: str, name: str, mixes: bool = True) -> Iterator[Part]:

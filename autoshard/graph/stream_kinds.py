@@ -14,6 +14,8 @@ from autoshard.graph.operator_kind import OperatorKind, Sizes, num_elements
 
 STREAM = "stream"
 """The dim of a residual's streams."""
+ONE_STREAM, SEVERAL_STREAMS = ("batch", "seq", "embed"), ("batch", "seq", STREAM, "embed")
+"""Dims of a residual of one stream, which every part of a block reads and gives, and of one of several."""
 STREAMS_AT_ONCE = 2**24
 """Numbers of streams of which weights are made at one time."""
 
@@ -81,11 +83,7 @@ class ExpandStreams(OperatorKind):
         return (0, 1, 2)
 
 
-def has_mix(op: Operator, graph: Graph) -> bool:
-    """Whether weights of streams have post and mix, not pre alone. op: one that makes them."""
-    return graph.sizes[graph.tensors[op.output].dims[-1]] > graph.sizes[STREAM]
-
-
 def _divisions(op: Operator, graph: Graph) -> int:
-    """How often balancing divides a matrix by its sums."""
-    return 2 * int(str(op.attributes["iterations"])) - 1 if has_mix(op, graph) else 0
+    """How often balancing divides a matrix by its sums: never where weights are pre alone, without a matrix."""
+    has_mix = graph.sizes[graph.tensors[op.output].dims[-1]] > graph.sizes[STREAM]
+    return 2 * int(str(op.attributes["iterations"])) - 1 if has_mix else 0

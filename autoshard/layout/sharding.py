@@ -16,12 +16,12 @@ from autoshard.graph.partition import Choice, Program, partition
 from autoshard.graph.redistribute import Axes
 from autoshard.graph.routing_kinds import AROUND_EXPERTS
 from autoshard.graph.states import INVARIANT, PARTIAL, REPLICATED, State
-from autoshard.graph.stream_kinds import STREAM
+from autoshard.graph.stream_kinds import ONE_STREAM, SEVERAL_STREAMS
 from autoshard.layout.mesh import COPY_AXES, DATA_AXES, EXPERT_PART_AXES, TENSOR_PARALLEL_AXES
 from autoshard.layout.template import template_of
 
-HIDDEN_DIMS = (("batch", "seq", "embed"), ("batch", "seq", STREAM, "embed"))
-"""Dims of the residual, of one stream or several."""
+HIDDEN_DIMS = (ONE_STREAM, SEVERAL_STREAMS)
+"""Dims that the residual may have."""
 
 OperatorChoices = tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
 """(template of an operator's name, its choice as pairs of axis and value): what differs from the rule, hashable."""
