@@ -165,7 +165,9 @@ def _set(plan: dict[str, Any], edit: str) -> None:
         value = to_json(load_precision(value))
     now = node[key] if isinstance(node, list) else node.get(key)
     if isinstance(now, dict) and not isinstance(value, (dict, type(None))):
-        raise AutoshardError(f"--edit {field}={shortened(text)} is not one value; name a field of it: {_fields(now)}")
+        raise AutoshardError(
+            f"--edit {field}={shortened(text)}: there is more than one value; name one of: {_fields(now)}"
+        )
     node[key] = value
 
 
@@ -206,6 +208,7 @@ def _key(node: object, part: str, field: str, new: bool = False) -> Any:
 
 
 def _fields(node: Mapping[str, Any]) -> str:
+    """The names of a node's fields, the first twenty."""
     return ", ".join(list(node)[:20])
 
 

@@ -323,9 +323,9 @@ EDITS = {
     ),
     "inputs.cluster.sdk=2.28": "--edit inputs.cluster.sdk=2.28: the plan has that already",
     "backend.x.y=1": "--edit backend.x.y: there is no x; a value",
-    "inputs=3": "--edit inputs=3 is not one value; name a field of it: model, training, cluster, pins",
-    "inputs.cluster.intra_node[0]=x": "--edit inputs.cluster.intra_node[0]=x is not one value; name a field of it: "
-    "devices, link",
+    "inputs=3": "--edit inputs=3: there is more than one value; name one of: model, training, cluster, pins",
+    "inputs.cluster.intra_node[0]=x": "--edit inputs.cluster.intra_node[0]=x: there is more than one "
+    "value; name one of: devices, link",
     "inputs.training.precision=bf16": "precision='bf16' of the training must be one of: "
     "mixed_precision, bf16_sr, fp32, fp8, fp8_block, mxfp8, nvfp4, cfp8",
     "inputs.training.precision=fp8": "precision fp8: trn1.32xlarge lnc 1 has no products in float8; "
