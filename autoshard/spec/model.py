@@ -328,7 +328,7 @@ class ModelSpec:
 
     @property
     def weighs_each_head(self) -> bool:
-        """Whether that norm is a LayerNorm with a weight of its own for each head."""
+        """Whether the norms of queries and keys are LayerNorms with a weight of its own for each head."""
         return self.normalizes_heads and self.family.weighs_each_head
 
     @property
@@ -382,10 +382,11 @@ class ModelSpec:
     @cached_property
     def heads(self) -> tuple[AttentionHeads, ...]:
         """The heads of each kind of attention that blocks may have: num_key_value_heads and head_dim first, those of
-        global_attention behind them. Of compressed attention those of its output projection's groups."""
-        if (compressed := self.compressed_attention) is not None:  # no key has a head: groups of an output projection
-            groups = self.num_attention_heads // compressed.o_groups
-            return (AttentionHeads(compressed.o_groups, groups, self.head_dim, self.rotary_dim),)
+        global_attention behind them. With compressed attention no key has a head: query heads are in the groups of
+        the output projection."""
+        if (compressed := self.compressed_attention) is not None:
+            of_group = self.num_attention_heads // compressed.o_groups
+            return (AttentionHeads(compressed.o_groups, of_group, self.head_dim, self.rotary_dim),)
         shape = self.num_key_value_heads, self.num_query_groups, self.head_dim, self.rotary_dim
         own = AttentionHeads(*shape, value_dim=self.v_head_dim)
         if (wide := self.global_attention) is None:
