@@ -122,8 +122,11 @@ def traced_models_run_on_torch(problem: Problem, draft: Draft) -> str | None:
 
 
 def compressed_vectors_run_on_torch(problem: Problem, draft: Draft) -> str | None:
-    """NxD 0.18.0 has no layers of latent attention, and routers that choose by a softmax or sigmoid alone."""
+    """NxD 0.18.0 has no layers of latent or compressed attention, and routers that choose by a softmax or sigmoid
+    alone."""
     model = problem.model
+    if model.compressed_attention is not None:  # nor has backend torch on Neuron: see native_neuron.py
+        return f"backend=nxd has no layers for the compressed attention of {model.name}; plan for GPUs"
     if model.latent_attention is not None:
         instead = "use backend torch" if model.indexer is None else "plan for GPUs"  # see native_neuron.py
         return f"backend=nxd has no layers for the latent attention of {model.name}; {instead}"
@@ -158,7 +161,8 @@ def predictions_run_on_torch(problem: Problem, draft: Draft) -> str | None:
 def other_families_run_on_torch(problem: Problem, draft: Draft) -> str | None:
     """[NxD 0.18.0 has layers and kernels for these families; none for sinks, capped scores or norms behind a block]"""
     model = problem.model
-    if model.graph is None and model.latent_attention is None and model.model_type not in MODEL_TYPES:
+    has_own_rule = model.latent_attention is not None or model.compressed_attention is not None
+    if model.graph is None and not has_own_rule and model.model_type not in MODEL_TYPES:
         return f"backend=nxd has no layers for model_type={model.model_type} of {model.name}; use backend torch"
     return None
 

@@ -174,6 +174,11 @@ BROKEN: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         "context_parallel=ring: attention of deepseek-v4-flash sees entries of a whole row; use all_gather",
     ),
     (
+        {**V4, **on("trn1.32xlarge", 16), "backend": "nxd"},
+        {"layers": 43},
+        "backend=nxd has no layers for the compressed attention of deepseek-v4-flash; plan for GPUs",
+    ),
+    (
         {**V32, **on("h100-80gb", 16)},
         {"tp": 8, "pp": 1, "dp": 8, "cp": 2, "ep": 16, "layers": 61, "context_parallel": "zigzag_ring"},
         (
