@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 def check_model(model: ModelSpec) -> None:
     """Raises AutoshardError with the first thing that is wrong with a model."""
     _check_fields(model)
+    _check_hyper_connections(model)
     _check_compressed_attention(model)
     _check_attention(model)
     _check_latent_attention(model)
@@ -209,18 +210,22 @@ def _check_latent_attention(model: ModelSpec) -> None:
             raise AutoshardError(f"{field}={show(value)} of {of} is not supported with latent attention; {right} is")
 
 
+def _check_hyper_connections(model: ModelSpec) -> None:
+    """Several streams exactly where the model_type has them."""
+    streams, of = model.hyper_connections, model.name
+    if not isinstance(streams, (HyperConnections, type(None))):
+        raise AutoshardError(f"hyper_connections={show(streams)} of {of} must be an object with an hc_mult")
+    if (objection := _needed_objection(model, "hyper_connections")) is not None:
+        raise AutoshardError(objection)
+
+
 def _check_compressed_attention(model: ModelSpec) -> None:
-    """Compressed attention and streams exactly where the model_type has them, with one key for all heads."""
+    """Compressed attention exactly where the model_type has it, with one key for all heads."""
     compressed, of = model.compressed_attention, model.name
     if not isinstance(compressed, (CompressedAttention, type(None))):
         raise AutoshardError(f"compressed_attention={show(compressed)} of {of} must be an object with an o_lora_rank")
-    if not isinstance(model.hyper_connections, (HyperConnections, type(None))):
-        raise AutoshardError(
-            f"hyper_connections={show(model.hyper_connections)} of {of} must be an object with an hc_mult"
-        )
-    for field in ("compressed_attention", "hyper_connections"):
-        if (objection := _needed_objection(model, field)) is not None:
-            raise AutoshardError(objection)
+    if (objection := _needed_objection(model, "compressed_attention")) is not None:
+        raise AutoshardError(objection)
     if compressed is None:
         return
     if model.num_key_value_heads != 1:
