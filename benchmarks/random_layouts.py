@@ -168,8 +168,9 @@ def audited(draw: Random) -> Iterator[tuple[str, Plan, str]]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--audits", action="store_true", help="audit layouts in place of training by them")
-    parser.add_argument("--operators", action="store_true", help="draw what tp does for each operator too")
+    either = parser.add_mutually_exclusive_group()  # audits have the rule's operators
+    either.add_argument("--audits", action="store_true", help="audit layouts in place of training by them")
+    either.add_argument("--operators", action="store_true", help="draw what tp does for each operator too")
     parser.add_argument("--seconds", type=float, default=300)
     parser.add_argument("--seed", type=int, default=0, help="of the first draw; each one after it has the next")
     arguments = parser.parse_args()

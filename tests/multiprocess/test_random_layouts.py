@@ -6,7 +6,7 @@ import pytest
 
 from autoshard.models.registry import builtin_models
 from autoshard.runtime.rehearse import local_cluster
-from benchmarks.random_layouts import _of_few_blocks, legal, trained
+from benchmarks.random_layouts import _of_few_blocks, legal, main, trained
 from tests.cases import ALL, some
 from tests.multiprocess.models import MODELS
 from tests.multiprocess.plans import FP64
@@ -20,6 +20,13 @@ def test_random_layouts_train_like_one_process(seed: int, operators: bool, monke
     found = [*trained(Random(seed), operators)]
     assert len(found) == several
     assert [(name, plan.strategy, words) for name, plan, words in found if words] == []
+
+
+def test_audits_have_no_operators_drawn(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.argv", ["random_layouts", "--audits", "--operators", "--seconds", "0"])
+    with pytest.raises(SystemExit):
+        main()
+    assert "argument --operators: not allowed with argument --audits" in capsys.readouterr().err
 
 
 def test_audits_draw_of_all_models_whose_kinds_of_blocks_have_room() -> None:
