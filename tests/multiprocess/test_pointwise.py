@@ -136,3 +136,11 @@ def test_an_activated_gate_and_what_it_multiplies_may_lack_dims(expression: str)
         for function in (kernels._function("pointwise", {"expression": expression}), pointwise(expression))
     )
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("expression", "slopes"), [("(minimum x0 2.0)", [1, 1, 0]), ("(maximum x0 2.0)", [0, 1, 1])])
+def test_a_number_cuts_off_as_clamp_does(expression: str, slopes: list[float]) -> None:
+    """Right at the number, too, the gradient goes on."""
+    x = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+    (found,) = torch.autograd.grad(pointwise(expression)(x).sum(), x)
+    assert found.tolist() == slopes

@@ -20,8 +20,8 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "softplus": F.softplus,
     "elu": F.elu,
     "neg": lambda x: -x,
-    "maximum": lambda x, y: torch.maximum(x, _like(x, y)),
-    "minimum": lambda x, y: torch.minimum(x, _like(x, y)),
+    "maximum": lambda x, y: torch.maximum(x, y) if isinstance(y, torch.Tensor) else x.clamp(min=y),
+    "minimum": lambda x, y: torch.minimum(x, y) if isinstance(y, torch.Tensor) else x.clamp(max=y),
 }
 assert _FUNCTIONS.keys() >= FUNCTIONS.keys()
 
@@ -31,10 +31,6 @@ output no more is there. No plan counts it: xIELU holds seven pieces, 15 MB in B
 a core no less time. A kernel over four million takes an H200 7 us, less than the host needs to launch the next."""
 FEW = 3
 """Forward of expressions of so few functions is computed at once: pieces would take longer, and save little."""
-
-
-def _like(x: torch.Tensor, y: Any) -> torch.Tensor:
-    return y if isinstance(y, torch.Tensor) else x.new_tensor(y)
 
 
 def pointwise(text: str) -> Callable[..., torch.Tensor]:
