@@ -10,14 +10,14 @@ The residual is batch seq stream embed. `mix` is brought near a doubly stochasti
 from __future__ import annotations
 
 from autoshard.graph.ir import Graph, Operator
-from autoshard.graph.operator_kind import OperatorKind, Sizes, num_elements
+from autoshard.graph.operator_kind import Extra, OperatorKind, Sizes, num_elements
 
 STREAM = "stream"
 """The dim of a residual's streams."""
 ONE_STREAM, SEVERAL_STREAMS = ("batch", "seq", "embed"), ("batch", "seq", STREAM, "embed")
 """Dims of a residual of one stream, which every part of a block reads and gives, and of one of several."""
 STREAMS_AT_ONCE = 2**24
-"""Numbers of streams of which weights are made at one time."""
+"""Numbers of streams of which products are made at one time; the most that balancing keeps, about, is as many."""
 
 
 class RepeatStreams(OperatorKind):
@@ -41,7 +41,8 @@ class StreamWeights(OperatorKind):
         mix = balanced(softmax(scale z + base) + balance_eps)   stream * stream, a row for each old stream
 
     balanced divides columns by their sums plus balance_eps, and then rows and columns, iterations - 1 times (Sinkhorn
-    and Knopp). Keeps its inputs; backward computes them again, some tokens at a time.
+    and Knopp). Keeps its inputs and the product; backward computes the weights again, and what the product is made of
+    some tokens at a time.
     """
 
     def flops(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
@@ -54,6 +55,9 @@ class StreamWeights(OperatorKind):
 
     def saved_inputs(self, op: Operator, graph: Graph) -> tuple[int, ...]:
         return (0, 1, 2, 3)
+
+    def extra_saved(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[Extra, ...]:
+        return (Extra("products", graph.tensors[op.output].element_bytes * num_elements(graph, op.output, sizes)),)
 
     def tile_bytes(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
         """Bytes of some tokens' streams in FP32, of the gradients by the product and by the norm, and of their sum."""

@@ -3,12 +3,14 @@ tiles."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from autoshard.graph import score_tiles
 from autoshard.graph.partition import OperatorStep, Program, partition
@@ -97,9 +99,34 @@ def test_weights_of_streams_begin_with_scales_of_one_and_nothing_added() -> None
 
 
 def test_balanced_matrices_are_nearly_doubly_stochastic() -> None:
-    mix = streams._balanced(torch.randn(3, 4, 4, generator=torch.Generator().manual_seed(0)), 1e-6, 20)
+    logits = torch.randn(3, 4, 4, generator=torch.Generator().manual_seed(0))
+    mix = streams._Balanced.apply(logits.softmax(-1), 1e-6, 20)
     for dim in (-1, -2):
         torch.testing.assert_close(mix.sum(dim), torch.ones(3, 4), rtol=0, atol=1e-4)
+
+
+class Calls(TorchDispatchMode):
+    """Counts operators by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.times = Counter[str]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.times[func._schema.name] += 1
+        return func(*args, **kwargs or {})
+
+
+def test_matrices_of_all_slices_are_balanced_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products are made of 12 tokens of each sequence at a time, of 16."""
+    hyper = MODEL.hyper_connections
+    assert hyper is not None
+    monkeypatch.setattr(streams, "STREAMS_AT_ONCE", 4 * 64 * 2 * 12)
+    program, step = step_of("stream_weights")
+    with Calls() as calls:
+        kernel(Context(program, None), step)(*inputs_of(program, step))
+    assert calls.times["aten::div"] == 2 * hyper.hc_sinkhorn_iters - 1
+    assert calls.times["aten::rsqrt"] == 2
 
 
 def test_collapsed_streams_are_a_sum() -> None:

@@ -45,7 +45,7 @@ def test_what_runs_again_keeps_all_streams_of_its_input() -> None:
     assert kept == {"hidden": SEQ * STREAMS * WIDTH * 2, "input_ids": SEQ * 8}
     none = kept_activations(program({}), "none")
     assert none["hidden"] == none[f"{PREFIX}attention_residual"] == SEQ * STREAMS * WIDTH * 2
-    assert none[f"{PREFIX}attn_hc"] == SEQ * (4 + 4 + 16) * 4  # FP32
+    assert none[f"{PREFIX}attn_hc"] == none[f"{PREFIX}attn_hc:products"] == SEQ * (4 + 4 + 16) * 4  # FP32
 
 
 def test_flops_by_hand() -> None:

@@ -25,49 +25,65 @@ def stream_weights(context: Context, step: OperatorStep) -> Kernel:
     """The kernel of a token's weights: streams [batch, seq, stream, embed], fn [weights, stream, embed], base [weights]
     and scale [1 or 3] -> [batch, seq, weights] in FP32, or FP64."""
     attributes: Any = step.operator.attributes
-    weights = partial(
-        _weights, eps=attributes["eps"], balance_eps=attributes["balance_eps"], iterations=attributes["iterations"]
-    )
+    products = partial(_products, eps=attributes["eps"])
+    streams = context.graph.sizes[STREAM]
+    weights = partial(_weights, streams=streams, eps=attributes["balance_eps"], iterations=attributes["iterations"])
 
-    def run(x: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
-        tokens = max(1, STREAMS_AT_ONCE // (x.shape[0] * x.shape[2] * x.shape[3]))
-        out: torch.Tensor = Again.apply(weights, Slices((1, None, None, None), tokens), x, *parameters)
+    def run(x: torch.Tensor, fn: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
+        at_once = STREAMS_AT_ONCE // x.shape[0]
+        wide, narrow = x.shape[2] * x.shape[3], 2 * attributes["iterations"] * fn.shape[0]
+        made = Again.apply(products, Slices((1, None), max(1, at_once // wide)), x, fn)
+        of_tokens = Slices((1, None, None), max(1, at_once // narrow))
+        out: torch.Tensor = Again.apply(weights, of_tokens, made, *parameters)
         return out
 
     return run
 
 
-def _weights(
-    x: torch.Tensor,
-    fn: torch.Tensor,
-    base: torch.Tensor,
-    scale: torch.Tensor,
-    eps: float,
-    balance_eps: float,
-    iterations: int,
-) -> torch.Tensor:
-    streams, wide = x.shape[2], at_least_fp32(x).flatten(2)
+def _products(x: torch.Tensor, fn: torch.Tensor, eps: float) -> torch.Tensor:
+    """[batch, seq, weights] of the normed streams x with fn."""
+    wide = at_least_fp32(x).flatten(2)
     products = F.linear(wide, fn.to(wide.dtype).flatten(1))
-    products = products * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return products * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+
+
+def _weights(
+    products: torch.Tensor, base: torch.Tensor, scale: torch.Tensor, streams: int, eps: float, iterations: int
+) -> torch.Tensor:
     sizes = [streams, streams, streams**2][: len(scale)]
     raw = torch.split(products, sizes, -1)
     pre, *more = (
         part * one + added
-        for part, one, added in zip(raw, scale.to(wide.dtype), base.to(wide.dtype).split(sizes), strict=True)
+        for part, one, added in zip(raw, scale.to(raw[0].dtype), base.to(raw[0].dtype).split(sizes), strict=True)
     )
     if not more:
-        return torch.sigmoid(pre) + balance_eps
+        return torch.sigmoid(pre) + eps
     post, mix = more
-    mix = _balanced(mix.unflatten(-1, (streams, streams)), balance_eps, iterations)
-    return torch.cat((torch.sigmoid(pre) + balance_eps, 2 * torch.sigmoid(post), mix.flatten(-2)), -1)
+    mix = torch.softmax(mix.unflatten(-1, (streams, streams)), -1) + eps
+    mix = _Balanced.apply(mix, eps, iterations)
+    return torch.cat((torch.sigmoid(pre) + eps, 2 * torch.sigmoid(post), mix.flatten(-2)), -1)
 
 
-def _balanced(logits: torch.Tensor, eps: float, iterations: int) -> torch.Tensor:
-    """Matrices [..., rows, columns] brought near doubly stochastic ones (Sinkhorn and Knopp)."""
-    mix = torch.softmax(logits, -1) + eps
-    for dim in (-2, *(-1, -2) * (iterations - 1)):
-        mix = mix / (mix.sum(dim, keepdim=True) + eps)
-    return mix
+class _Balanced(torch.autograd.Function):
+    """Matrices [..., rows, columns] brought near doubly stochastic ones (Sinkhorn and Knopp). Keeps what each division
+    gives, and by what it divides."""
+
+    @staticmethod
+    def forward(ctx: Any, mix: torch.Tensor, eps: float, iterations: int) -> torch.Tensor:
+        ctx.dims, kept = (-2, *(-1, -2) * (iterations - 1)), []
+        for dim in ctx.dims:
+            total = mix.sum(dim, keepdim=True).add_(eps)
+            mix = mix / total
+            kept += [mix, total]
+        ctx.save_for_backward(*kept)
+        return mix
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        kept, grad = ctx.saved_tensors, grads[0]
+        for dim, mix, total in zip(reversed(ctx.dims), kept[-2::-2], kept[::-2], strict=True):
+            grad = (grad - (grad * mix).sum(dim, keepdim=True)).div_(total)
+        return grad, None, None
 
 
 def collapse_streams(context: Context, step: OperatorStep) -> Kernel:
