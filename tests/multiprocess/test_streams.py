@@ -200,6 +200,18 @@ def test_attention_is_that_of_a_plain_function(
     check(program, step, attended(rate, window=5))
 
 
+@pytest.mark.parametrize("layer", [SLIDING, HEAVY, SPARSE])
+def test_columns_are_not_copied_for_each_head(layer: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A product that broadcasts would expand them, and then copy them."""
+    monkeypatch.setattr(score_tiles, "SCORES_AT_ONCE", 900)
+    program, step = step_of("compressed_attention", layer)
+    inputs = inputs_of(program, step)
+    with Calls() as calls:
+        out = kernel(Context(program, None), step)(*inputs)
+        torch.autograd.grad(out, inputs[:2], torch.ones_like(out))
+    assert calls.times["aten::bmm"] > 0 == calls.times["aten::expand"]
+
+
 def test_a_query_sees_no_entry_whose_piece_has_not_ended() -> None:
     program, step = step_of("choose_entries", SPARSE)
     inputs = [

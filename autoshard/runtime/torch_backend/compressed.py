@@ -121,7 +121,10 @@ def _flash(sees: _Sees, q: torch.Tensor, *inputs: torch.Tensor) -> torch.Tensor:
 
 class _InTiles(torch.autograd.Function):
     """Attention of q [batch head queries headdim] to keys [batch key headdim], sinks [head], and perhaps entries and a
-    mask of them. Keeps its inputs, its output and one number a row; backward computes the scores again."""
+    mask of them. Keeps its inputs, its output and one number a row; backward computes the scores again.
+
+    All heads see the same columns: the queries of a tile are rows of one product, whatever their head.
+    """
 
     @staticmethod
     def forward(ctx: Any, sees: _Sees, q: torch.Tensor, *inputs: torch.Tensor) -> torch.Tensor:
@@ -129,13 +132,14 @@ class _InTiles(torch.autograd.Function):
         out = torch.empty_like(q)
         wide = torch.promote_types(q.dtype, torch.float32)
         log_sum_exp = q.new_empty(q.shape[:-1], dtype=wide)
+        of_heads = sinks.to(wide).unsqueeze(-1)
         for one in _tiles(sees, q, keys, *more):
-            scores = one.scores(q)
-            top = torch.maximum(scores.amax(-1), sinks.to(wide).unsqueeze(-1))
+            scores = one.scores(one.rows(q))
+            top = torch.maximum(scores.amax(-1), of_heads)
             scores = scores.sub_(top.unsqueeze(-1)).exp_()
-            total = scores.sum(-1).add_((sinks.to(wide).unsqueeze(-1) - top).exp_())
+            total = scores.sum(-1).add_((of_heads - top).exp_())
             weights = scores.div_(total.unsqueeze(-1)).to(q.dtype)
-            out[:, :, one.start : one.stop] = weights @ one.columns.unsqueeze(1)
+            out[:, :, one.start : one.stop] = torch.bmm(weights.flatten(1, 2), one.columns).view(*top.shape, -1)
             log_sum_exp[:, :, one.start : one.stop] = total.log_().add_(top)
         ctx.save_for_backward(q, out, log_sum_exp, *inputs)
         ctx.sees = sees
@@ -149,18 +153,19 @@ class _InTiles(torch.autograd.Function):
         to_q = torch.empty_like(q)
         to_keys, *to_entries = (torch.zeros_like(x, dtype=wide) for x in (keys, *more[:1]))
         for one in _tiles(ctx.sees, q, keys, *more):
-            rows = slice(one.start, one.stop)
-            weights = one.scores(q).sub_(log_sum_exp[:, :, rows].unsqueeze(-1)).exp_()
-            columns, of_rows = one.columns.unsqueeze(1), grad[:, :, rows]
-            to_scores = (of_rows @ columns.mT).to(wide).sub_(along[:, :, rows].unsqueeze(-1)).mul_(weights)
-            to_scores = to_scores.mul_(one.scale).to(q.dtype)
-            to_q[:, :, rows] = to_scores @ columns
-            found = to_scores.flatten(1, 2).mT @ q[:, :, rows].flatten(1, 2)
-            found = found.to(wide) + weights.to(q.dtype).flatten(1, 2).mT @ of_rows.flatten(1, 2)
-            to_keys[:, one.first_key : one.stop_key] += found[:, : one.stop_key - one.first_key]
+            tile = slice(one.start, one.stop)
+            rows, of_rows = one.rows(q), one.rows(grad)
+            weights = one.scores(rows).sub_(log_sum_exp[:, :, tile].unsqueeze(-1)).exp_()
+            to_scores = torch.bmm(of_rows, one.columns.mT).view(weights.shape).to(wide)
+            to_scores = to_scores.sub_(along[:, :, tile].unsqueeze(-1)).mul_(weights).mul_(one.scale)
+            to_scores = to_scores.to(q.dtype).flatten(1, 2)
+            to_q[:, :, tile] = torch.bmm(to_scores, one.columns).view(*weights.shape[:-1], -1)
+            found = torch.bmm(to_scores.mT, rows).to(wide)
+            found += torch.bmm(weights.to(q.dtype).flatten(1, 2).mT, of_rows)
+            count = one.stop_key - one.first_key
+            to_keys[:, one.first_key : one.stop_key] += found[:, :count]
             for of_entries in to_entries:
-                count = found.shape[1] - (one.stop_key - one.first_key)
-                of_entries[:, :count] += found[:, found.shape[1] - count :]
+                of_entries[:, : found.shape[1] - count] += found[:, count:]
         lost = (sinks.to(wide).view(1, -1, 1) - log_sum_exp).exp_().mul_(along)
         to_sinks = lost.sum((0, 2)).neg_().to(sinks.dtype)
         found_entries = (of_entries.to(keys.dtype) for of_entries in to_entries)
@@ -170,24 +175,29 @@ class _InTiles(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class _Tile:
-    """The queries [start, stop) and what they see. columns [batch, keys and entries, headdim]. seen: [queries, columns]
-    or [batch, 1, queries, columns]."""
+    """The queries [start, stop) and what they see. columns [batch, keys and entries, headdim]. hidden: [queries,
+    columns] or [batch, 1, queries, columns], True where a query does not see a column."""
 
     start: int
     stop: int
     first_key: int
     stop_key: int
     columns: torch.Tensor
-    seen: torch.Tensor
+    hidden: torch.Tensor
 
     @property
     def scale(self) -> float:
         return float(self.columns.shape[-1] ** -0.5)
 
-    def scores(self, q: torch.Tensor) -> torch.Tensor:
-        """[batch, head, queries, columns] in FP32, or FP64, minus infinity where a query does not see a column."""
-        scores = at_least_fp32(q[:, :, self.start : self.stop] @ self.columns.unsqueeze(1).mT)
-        return scores.mul_(self.scale).masked_fill_(~self.seen, float("-inf"))
+    def rows(self, x: torch.Tensor) -> torch.Tensor:
+        """[batch, head and query, headdim] of x [batch head queries headdim]."""
+        return x[:, :, self.start : self.stop].flatten(1, 2)
+
+    def scores(self, rows: torch.Tensor) -> torch.Tensor:
+        """[batch, head, queries, columns] in FP32, or FP64, minus infinity where a query does not see a column. rows:
+        queries, as of `rows`."""
+        products = torch.bmm(rows, self.columns.mT).unflatten(1, (-1, self.stop - self.start))
+        return at_least_fp32(products).mul_(self.scale).masked_fill_(self.hidden, float("-inf"))
 
 
 def _tiles(sees: _Sees, q: torch.Tensor, keys: torch.Tensor, *more: torch.Tensor) -> Iterator[_Tile]:
@@ -200,11 +210,11 @@ def _tiles(sees: _Sees, q: torch.Tensor, keys: torch.Tensor, *more: torch.Tensor
         first, behind = sees.keys(start, stop)
         whole = min(count, sees.entries(stop)) if more else 0
         columns = torch.cat((keys[:, first:behind], *(one[:, :whole] for one in more[:1])), 1)
-        seen = sees.mask((start, stop), (first, behind), whole, q.device)
+        hidden = ~sees.mask((start, stop), (first, behind), whole, q.device)
         if len(more) > 1:
-            seen = seen.repeat(batch, 1, 1, 1)
-            seen[..., behind - first :] &= more[1][:, start:stop, :whole].unsqueeze(1)
-        yield _Tile(start, stop, first, behind, columns, seen)
+            hidden = hidden.repeat(batch, 1, 1, 1)
+            hidden[..., behind - first :] |= ~more[1][:, start:stop, :whole].unsqueeze(1)
+        yield _Tile(start, stop, first, behind, columns, hidden)
 
 
 def choose_entries(context: Context, step: OperatorStep) -> Kernel:
