@@ -296,9 +296,20 @@ def program_work(program: Program) -> ProgramWork:
         max(map(add, needed, waiting_at_steps(program)), default=0.0) - max(needed, default=0.0),
         every_step,
         quantized,
-        sum(elements.values()) - sum(parameters.values()),
+        _frozen_elements(program, elements),
         any(num_chunks(op) > 1 for op in program.graph.operators),
         _head_gradients(program, {name: elements[name] for name in learned}),
+    )
+
+
+def _frozen_elements(program: Program, elements: Mapping[str, int]) -> int:
+    """Elements of the weights that are not learned; what is held in FP32, such as a table of experts, counts as so many
+    of the others as take its room. elements: of each weight."""
+    graph = program.graph
+    return sum(
+        elements[one.name] * (1 if graph.rounded(one) else graph.summed_bytes(one.name) // one.element_bytes)
+        for one in graph.parameters()
+        if not one.differentiable
     )
 
 

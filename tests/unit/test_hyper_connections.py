@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from autoshard.cost.local_shape import hidden_bytes, local_shape
+from autoshard.cost.program import program_work
 from autoshard.errors import AutoshardError
-from autoshard.graph.count import operator_steps, operator_work
+from autoshard.graph.count import operator_steps, operator_work, parameter_elements
 from autoshard.graph.partition import Program
 from autoshard.graph.recompute import kept_activations
 from autoshard.layout.sharding import stage_program
@@ -95,3 +96,11 @@ def test_streams_go_with_their_families() -> None:
         replace(MODELS["llama"], hyper_connections=MODEL.hyper_connections)
     with pytest.raises(AutoshardError, match=r"^hyper_connections=4 of tiny-llama must be an object with an hc_mult$"):
         replace(MODEL, hyper_connections=4)  # type: ignore[arg-type]
+
+
+def test_a_table_of_experts_takes_the_room_of_fp32() -> None:
+    """It is not learned, and its numbers have four bytes where weights have two: each counts as two weights."""
+    found = program({})
+    (table,) = (one for one in found.graph.parameters() if not one.differentiable)
+    assert (table.name, table.element_bytes) == (f"{PREFIX}mlp.gate.tid2eid", 2)
+    assert program_work(found).frozen == 2 * parameter_elements(found)[table.name]
