@@ -9,14 +9,22 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from autoshard.cost.estimate import estimate
 from autoshard.graph import score_tiles
 from autoshard.graph.count import operator_work
 from autoshard.graph.partition import OperatorStep, Program, partition
 from autoshard.models.stage import dim_sizes, stage_graph
+from autoshard.models.weights import parameter_dtypes
+from autoshard.plans.plan import make_plan
+from autoshard.runtime.rehearse import local_cluster
 from autoshard.runtime.torch_backend.context import Context
 from autoshard.runtime.torch_backend.indexer import best, choose_keys
+from autoshard.runtime.torch_backend.optimizer_settings import optimizer_settings
+from autoshard.runtime.torch_backend.session import Session
 from autoshard.spec.indexer import Indexer
+from autoshard.spec.training import TrainingSpec, load_precision
 from tests.multiprocess.models import MODELS
+from tests.multiprocess.plans import strategy
 
 MODEL = MODELS["deepseek v3.2"]
 
@@ -76,3 +84,20 @@ def test_products_are_those_counted() -> None:
     with FlopCounterMode(display=False) as counter:
         choose_keys(Context(program, None), step)(*inputs)
     assert counter.get_total_flops() == pytest.approx(operator_work(program, step).flops, rel=0.04)
+
+
+def test_checkpoints_hold_an_indexer_in_the_dtype_of_masters() -> None:
+    """As a manifest says, though a run in mixed precision holds it in BF16, for it is not learned."""
+    precision = load_precision("mixed_precision")
+    training, cluster, layout = TrainingSpec(16, 1, precision), local_cluster(1), strategy()
+    layout = replace(layout, stage_layers=(MODEL.num_hidden_layers,))
+    plan = make_plan(MODEL, training, cluster, "torch", layout, estimate(MODEL, training, cluster, layout))
+    settings = optimizer_settings(precision, 1e-3, layout.zero, seed=0)
+    session = Session(plan, 0, torch.device("cpu"), settings, seed=0)
+    expected = parameter_dtypes(MODEL, "F32")
+    state = session.optimizer.state()
+    pairs = [(piece.name, one[0]) for shard, one in zip(session.shards(), state, strict=True) for piece in shard.pieces]
+    assert any("indexer" in name for name, _ in pairs)
+    assert all(expected[name] == "F32" and one.dtype == torch.float32 for name, one in pairs)
+    session.optimizer.load_state(state, 0)
+    assert session.optimizer.masters()["model.layers.0.self_attn.indexer.wq_b.weight"].dtype == torch.bfloat16

@@ -149,12 +149,17 @@ class ShardedAdamW:
 
     def state(self) -> list[tuple[torch.Tensor, ...]]:
         """This rank's shards of (masters, first moments, second moments) for each bucket, of what is not learned
-        (masters,): the tensors themselves, not copies."""
+        (masters,): the tensors themselves, not copies, but for matrices that are not learned, which checkpoints hold in
+        the dtype of masters."""
         pairs = zip(self.buckets, self._updates, strict=True)
         return [
-            (bucket.master.detach(),) if one is None else (one.weights, one.first_moment, one.second_moment)
+            (self._stored(bucket),) if one is None else (one.weights, one.first_moment, one.second_moment)
             for bucket, one in pairs
         ]
+
+    def _stored(self, bucket: Bucket | ShardedBucket) -> torch.Tensor:
+        weights: torch.Tensor = bucket.master.detach()
+        return weights.to(self._settings.master_dtype) if bucket.key.decay else weights
 
     def sharing_groups(self) -> list[Group | None]:
         """For each shard of `state` the ranks that hold the same shard; None where each rank reads its own."""
