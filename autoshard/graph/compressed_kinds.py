@@ -59,7 +59,7 @@ class CompressedAttention(OperatorKind):
     all of these entries, also where some are chosen: no kernel here leaves out what the mask hides.
 
     kernel 'flash' keeps q, keys, entries, the output and one FP32 log-sum-exp a row, and its backward computes the
-    scores again, some queries at a time; 'plain' keeps the probabilities as well.
+    scores again, some queries at a time; 'plain' keeps q, keys and entries joined, and the probabilities.
     """
 
     def input_state(self, op: Operator, dims: tuple[str, ...], index: int, choice: str) -> str:
