@@ -1119,17 +1119,16 @@ IN_BF16 = {
 """Cases that are run in BF16 as well, and in which precisions: one that shards weights and gradients, and sums the
 gradients of its shards besides, tells how those are rounded."""
 
+OF_STREAMS = {name for cases in CASES.values() for name, one in cases.items() if MODELS[one[0]].hyper_connections}
+"""Cases of models with a residual of several streams. Norms do not feel a factor of all of them, so that gradients of
+their weights nearly cancel, and FP32 tells how these are rounded."""
+
 IN_FP32 = {
-    world_size: {
-        name
-        for name, one in cases.items()
-        if (ALL or _is_told_by_fp32(name, MODELS[one[0]])) and MODELS[one[0]].hyper_connections is None
-    }
+    world_size: {name for name, one in cases.items() if ALL or _is_told_by_fp32(name, MODELS[one[0]])} - OF_STREAMS
     for world_size, cases in CASES.items()
 }
 """Cases that are compared in FP32 as well: by default the first of each model, but for LATER_FAMILIES, whose operators
-test_transformers.py compares in FP32. FP64 tells all but what a dtype does. Not those of several streams: norms do not
-feel a factor of all of them, so that gradients of their weights nearly cancel, and FP32 tells how they are rounded."""
+test_transformers.py compares in FP32. FP64 tells all but what a dtype does."""
 
 
 def plan_of(
