@@ -41,7 +41,7 @@ AT_ONCE = 24
 FEW = 2
 """So many layouts that may hold least are looked at first, to find one that fits."""
 MOST = 42
-"""No more of them are looked at of one cluster: of those behind, next to none fits."""
+"""No more of them are looked at of one cluster: in sixteen refusals, looking at all found no smaller cluster."""
 PRICED_TRIES = 3
 """One of some layouts is priced first, then four, then 16: those of which a bound says that they hold least."""
 SOME = 200

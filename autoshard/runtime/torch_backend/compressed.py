@@ -78,8 +78,8 @@ def compressed_attention(context: Context, step: OperatorStep) -> Kernel:
 
 @dataclass(frozen=True)
 class _Sees:
-    """What a query sees: `window` keys, itself included, and of entries of `rate` tokens those that end with it or
-    before. first: place of the first query in the sequence."""
+    """The reach of queries: each sees `window` keys, its own included, and those entries, of `rate` tokens each, that
+    end with it or before. first: place of the first query in the sequence."""
 
     window: int
     rate: int
