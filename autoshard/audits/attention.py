@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
 
+from autoshard.audits.roles import query_axes
 from autoshard.graph.score_tiles import most_of_a_mask
 from autoshard.layout.context_parallel import RINGS, sequence_pieces
+from autoshard.layout.mesh import TENSOR_PARALLEL_AXES
 from autoshard.models.padding import heads_of_kinds
 from autoshard.plans.plan import Plan
 from autoshard.runtime.torch_backend.attention import _attention_mask, _is_causal_alone
@@ -59,24 +62,26 @@ class Reach(NamedTuple):
     chunk: int | None = None
 
 
-def attention_work(plan: Plan, position: int) -> dict[Reach, AttentionWork]:
-    """The work of each reach that blocks have, by the runtime's own masks and tiles for this position along cp.
-    Outside of fake tensors, which have no values."""
-    model = plan.model
+def attention_work(plan: Plan, index: Mapping[str, int]) -> dict[Reach, AttentionWork]:
+    """The work of each reach that blocks have, by the runtime's own masks and tiles. Outside of fake tensors, which
+    have no values. index: this rank's place along each axis of its stage's mesh."""
+    model, axes = plan.model, query_axes(plan)
+    place = plan.mesh.position(index, axes), plan.mesh.size(axes)
     reaches = {
         Reach(model.sliding_window),
         *(Reach(model.window_of(kind), model.chunk_of(kind)) for kind in model.kinds),
     }
     if model.graph is not None:
         reaches |= {Reach(dict(op.attributes).get("sliding_window")) for op in model.graph.operators}
-    return {reach: _work(plan, position, reach) for reach in reaches}
+    return {reach: _work(plan, place, reach) for reach in reaches}
 
 
-def _work(plan: Plan, position: int, reach: Reach) -> AttentionWork:
-    """A query's own place counts half, as in seq / 2 keys."""
+def _work(plan: Plan, place: tuple[int, int], reach: Reach) -> AttentionWork:
+    """A query's own place counts half, as in seq / 2 keys. place: of this rank's queries, and in how many pieces they
+    all are."""
     strategy, scores = plan.strategy, plan.model.attention_scores
     values = plan.model.value_head_dim / plan.model.head_dim
-    seq, count = plan.training.sequence_length, plan.mesh.size(("cp",))
+    seq, (position, count) = plan.training.sequence_length, place
     if count > 1 and strategy.context_parallel in RINGS:
         pieces = sequence_pieces(strategy.context_parallel, strategy.cp)
         neighbours: Any = SimpleNamespace(size=strategy.cp, index=position)
@@ -114,7 +119,9 @@ def _tile_share(plan: Plan, neighbours: Any, pieces: tuple[int, ...], position: 
     strategy, seq = plan.strategy, plan.training.sequence_length
     window = seq if reach.window is None else reach.window
     ring = Ring(neighbours, pieces, seq // len(pieces), window, chunk=reach.chunk, position=position)
-    ranks = strategy.tp * (strategy.cp if strategy.context_parallel == "ulysses" else 1)  # that share the heads
+    queries = query_axes(plan)
+    ranks = plan.mesh.size(axis for axis in TENSOR_PARALLEL_AXES if axis not in queries)  # that share the heads
+    ranks *= strategy.cp if strategy.context_parallel == "ulysses" else 1
     heads = _heads(plan, reach) // ranks
     computed = seen = 0
     for source in range(ring.size):

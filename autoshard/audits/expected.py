@@ -228,25 +228,28 @@ def _memory(plan: Plan, programs: list[Program], tied: frozenset[str], pipeline_
 def _update_bytes(plan: Plan, programs: list[Program], tied: frozenset[str]) -> float:
     """At the end of a step this runtime has flat buffers where NxD has buckets of a limited size: the sums of all
     gradients that this rank updates, and of one buffer the new parameters, where they go to other ranks, or its shard,
-    while that is summed over replicas; where weights are rounded at random, what a part of one is updated with. Before
-    that, what the first and the last stage share is summed over both, one parameter at a time."""
+    while that is summed over replicas; where weights are rounded at random, what a part of one is updated with. While
+    these sums are made, a buffer that is summed over tensor-parallel axes first lies beside its next sum. Before that,
+    what the first and the last stage share is summed over both, one parameter at a time."""
     from autoshard.runtime.torch_backend.rounded_adamw import AT_ONCE, BUFFER_BYTES  # which imports torch
 
     precision, zero = plan.training.precision, plan.strategy.zero
     gradient_bytes = DTYPE_BYTES[precision.gradient_accumulation_dtype]
     parameter_bytes = DTYPE_BYTES[precision.parameter_dtype]
-    summed, largest = 0.0, 0.0
+    summed = largest = summing = 0.0
     for key, count in bucket_elements(programs, plan.mesh, tied, zero).items():
         shards = plan.mesh.size(key.shard_axes) if zero else 1
         owned = count / shards
         sums = key.sum_axes or key.replica_axes or (key.shard_axes and not key.unit)
         summed += owned * gradient_bytes if sums else 0.0
+        if key.sum_axes and key.shard_axes and not key.unit:
+            summing = max(summing, summed + count * gradient_bytes)
         largest = max(largest, owned * parameter_bytes if shards > 1 else 0.0)
         if key.replica_axes and not key.unit and shards > 1:  # as it was scattered and as it is summed
             largest = max(largest, owned * gradient_bytes)
         if precision.rounds_at_random and key.learned:
             largest = max(largest, BUFFER_BYTES * min(owned, AT_ONCE))
-    return max(summed + largest, gradient_bytes * _largest_tied(plan, programs, tied))
+    return max(summing, summed + largest, gradient_bytes * _largest_tied(plan, programs, tied))
 
 
 def _largest_tied(plan: Plan, programs: list[Program], tied: frozenset[str]) -> float:

@@ -88,7 +88,7 @@ def recorded(plan: Plan, role: Role, num_microbatches: int | None = None) -> Ite
     short = shortened(plan, number)
     _, index = plan.mesh.coordinates(role.rank)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    recorder = Recorder(mode, attention_work(plan, index.get("cp", 0)), lambda name: _axes_of_group(plan.mesh, name))
+    recorder = Recorder(mode, attention_work(plan, index), lambda name: _axes_of_group(plan.mesh, name))
     counter = GraphCounter(plan) if plan.cluster.compiles else None
     with fake_world(role.rank, plan.mesh.world_size), mode:
         with recorder:

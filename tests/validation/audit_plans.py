@@ -9,6 +9,7 @@ from autoshard.cost.estimate import estimate
 from autoshard.layout.strategy import Strategy, even_stage_layers
 from autoshard.models.registry import load_model
 from autoshard.plans.plan import Plan, make_plan
+from autoshard.plans.prices import priced
 from autoshard.runtime.rehearse import local_cluster, telling_blocks
 from autoshard.spec.prediction import MultiTokenPrediction
 from autoshard.spec.training import TrainingSpec, load_precision
@@ -278,8 +279,26 @@ PLANS: dict[str, tuple[str, int, dict[str, Any]]] = {
         {"tp": 4, "pp": 4, "precision": "fp32", "recompute": "full", "sequence_length": 2048},
     ),
     "tied tables": ("tied", 3, {"tp": 4, "pp": 2, "dp": 8, "recompute": "full"}),
+    "queries over tp and cp": (
+        "qwen2.5-1.5b",
+        2,
+        {"tp": 2, "cp": 2, "sequence_length": 1024, "operators": {"self_attn.core_attention": "seq"}},
+    ),
+    "weights whole over tp, full at the update": (
+        "llama3-8b",
+        2,
+        {
+            "tp": 2,
+            "cp": 2,
+            "zero": 0,
+            "recompute": "full",
+            "sequence_length": 128,
+            "operators": dict.fromkeys(("mlp.gate_proj", "mlp.up_proj", "mlp.act_fn", "mlp.down_proj"), "seq"),
+        },
+    ),
 }
-"""Name -> (model, microbatches of a step, what the strategy has other than 1)."""
+"""Name -> (model, microbatches of a step, what the strategy has other than 1). operators: what operators of blocks do
+along tp where that is not the rule."""
 FURTHER = {
     *("experts whole beside replicas", "experts whole, ZeRO-3", "experts over tp", "experts over tp and dp"),
     *("parts of experts over tp and dp", "two share an expert, ZeRO-3", "a shared expert, all again, ZeRO-2"),
@@ -336,7 +355,7 @@ def plan(name: str) -> Plan:
     fields |= {"schedule": "1f1b", "recompute": "none", "zero": 1, "attention_kernel": "flash", **changes}
     length = fields.pop("sequence_length", SEQUENCE_LENGTH)
     precision = load_precision(fields.pop("precision", "mixed_precision"))
-    loss_chunks = fields.pop("loss_chunks", 1)
+    loss_chunks, others = fields.pop("loss_chunks", 1), fields.pop("operators", {})
     fields["sequence_parallel"] = fields["tp"] > 1
     if fields["num_virtual_stages"] > 1:
         fields["schedule"] = "interleaved"
@@ -346,4 +365,8 @@ def plan(name: str) -> Plan:
     length = min(length, model.max_position_embeddings)
     training = TrainingSpec(length, microbatches * strategy.dp, precision, loss_chunks=loss_chunks)
     cluster = local_cluster(strategy.world_size)
-    return make_plan(model, training, cluster, "torch", strategy, estimate(model, training, cluster, strategy))
+    made = make_plan(model, training, cluster, "torch", strategy, estimate(model, training, cluster, strategy))
+    operators = dict(made.operators)
+    for name, choice in others.items():
+        operators[f"model.layers.*.{name}"] = {**operators[f"model.layers.*.{name}"], "tp": choice}
+    return priced(replace(made, operators=operators)) if others else made
