@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
 
-from autoshard.audits.roles import query_axes
 from autoshard.graph.score_tiles import most_of_a_mask
 from autoshard.layout.context_parallel import RINGS, sequence_pieces
 from autoshard.layout.mesh import TENSOR_PARALLEL_AXES
 from autoshard.models.padding import heads_of_kinds
-from autoshard.plans.plan import Plan
+from autoshard.plans.plan import Plan, operator_templates
 from autoshard.runtime.torch_backend.attention import _attention_mask, _is_causal_alone
 from autoshard.runtime.torch_backend.ring_attention import Ring, _tiles
 
@@ -62,26 +60,32 @@ class Reach(NamedTuple):
     chunk: int | None = None
 
 
-def attention_work(plan: Plan, index: Mapping[str, int]) -> dict[Reach, AttentionWork]:
-    """The work of each reach that blocks have, by the runtime's own masks and tiles. Outside of fake tensors, which
-    have no values. index: this rank's place along each axis of its stage's mesh."""
-    model, axes = plan.model, query_axes(plan)
-    place = plan.mesh.position(index, axes), plan.mesh.size(axes)
+def _query_axes(plan: Plan) -> tuple[str, ...]:
+    """The axes of the mesh along which some attention of the plan splits its queries: cp, or tensor-parallel ones."""
+    kinds = {name: op.kind for name, op in operator_templates(plan.model, plan.training, plan.strategy).items()}
+    choices = [choice for name, choice in plan.operators.items() if kinds[name] == "attention"]
+    return tuple(axis.name for axis in plan.mesh.axes if any(choice.get(axis.name) == "seq" for choice in choices))
+
+
+def attention_work(plan: Plan) -> dict[Reach, AttentionWork]:
+    """The work of each reach that blocks have, by the runtime's own masks and tiles, where queries see most keys: on
+    the last of the ranks that share them. Outside of fake tensors, which have no values."""
+    model = plan.model
     reaches = {
         Reach(model.sliding_window),
         *(Reach(model.window_of(kind), model.chunk_of(kind)) for kind in model.kinds),
     }
     if model.graph is not None:
         reaches |= {Reach(dict(op.attributes).get("sliding_window")) for op in model.graph.operators}
-    return {reach: _work(plan, place, reach) for reach in reaches}
+    return {reach: _work(plan, reach) for reach in reaches}
 
 
-def _work(plan: Plan, place: tuple[int, int], reach: Reach) -> AttentionWork:
-    """A query's own place counts half, as in seq / 2 keys. place: of this rank's queries, and in how many pieces they
-    all are."""
+def _work(plan: Plan, reach: Reach) -> AttentionWork:
+    """A query's own place counts half, as in seq / 2 keys."""
     strategy, scores = plan.strategy, plan.model.attention_scores
     values = plan.model.value_head_dim / plan.model.head_dim
-    seq, (position, count) = plan.training.sequence_length, place
+    seq, count = plan.training.sequence_length, plan.mesh.size(_query_axes(plan))
+    position = count - 1
     if count > 1 and strategy.context_parallel in RINGS:
         pieces = sequence_pieces(strategy.context_parallel, strategy.cp)
         neighbours: Any = SimpleNamespace(size=strategy.cp, index=position)
@@ -119,7 +123,7 @@ def _tile_share(plan: Plan, neighbours: Any, pieces: tuple[int, ...], position: 
     strategy, seq = plan.strategy, plan.training.sequence_length
     window = seq if reach.window is None else reach.window
     ring = Ring(neighbours, pieces, seq // len(pieces), window, chunk=reach.chunk, position=position)
-    queries = query_axes(plan)
+    queries = _query_axes(plan)
     ranks = plan.mesh.size(axis for axis in TENSOR_PARALLEL_AXES if axis not in queries)  # that share the heads
     ranks *= strategy.cp if strategy.context_parallel == "ulysses" else 1
     heads = _heads(plan, reach) // ranks

@@ -86,9 +86,8 @@ def recorded(plan: Plan, role: Role, num_microbatches: int | None = None) -> Ite
     """One step of the role's rank, still held. num_microbatches: as many as tell all, unless given."""
     number = num_microbatches or telling_microbatches(plan, role.pipeline_rank)
     short = shortened(plan, number)
-    _, index = plan.mesh.coordinates(role.rank)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    recorder = Recorder(mode, attention_work(plan, index), lambda name: _axes_of_group(plan.mesh, name))
+    recorder = Recorder(mode, attention_work(plan), lambda name: _axes_of_group(plan.mesh, name))
     counter = GraphCounter(plan) if plan.cluster.compiles else None
     with fake_world(role.rank, plan.mesh.world_size), mode:
         with recorder:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from autoshard.audits.values import Role
 from autoshard.errors import AutoshardError
 from autoshard.layout.mesh import TENSOR_PARALLEL_AXES
-from autoshard.plans.plan import Plan, operator_templates
+from autoshard.plans.plan import Plan
 
 
 def roles(plan: Plan, pipeline_ranks: tuple[int, ...] | None = None) -> tuple[Role, ...]:
@@ -13,8 +13,8 @@ def roles(plan: Plan, pipeline_ranks: tuple[int, ...] | None = None) -> tuple[Ro
 
     Every dim divides evenly over its axes, so all positions of a stage run the same operators on the same shapes; what
     a rank's position decides is numbers: which rows of a table, which part of a mask. Two things are more than that.
-    The loss blanks columns of padding only where a rank has some. And along axes that split attention's queries, cp
-    mostly, the last position sees most keys, so it is the one that is audited: the plan counts the fullest rank.
+    The loss blanks columns of padding only where a rank has some. And under context parallelism the last position sees
+    most keys, so it is the one that is audited: the plan counts the fullest rank.
     Raises AutoshardError for a pipeline rank that the plan does not have.
     """
     chosen = range(plan.strategy.pp) if pipeline_ranks is None else sorted(set(pipeline_ranks))
@@ -24,28 +24,20 @@ def roles(plan: Plan, pipeline_ranks: tuple[int, ...] | None = None) -> tuple[Ro
     return tuple(role for rank in chosen for role in _of_rank(plan, rank))
 
 
-def query_axes(plan: Plan) -> tuple[str, ...]:
-    """The axes of the mesh along which some attention of the plan splits its queries: cp, or tensor-parallel ones."""
-    kinds = {template: op.kind for template, op in operator_templates(plan.model, plan.training, plan.strategy).items()}
-    choices = [choice for template, choice in plan.operators.items() if kinds[template] == "attention"]
-    return tuple(axis.name for axis in plan.mesh.axes if any(choice.get(axis.name) == "seq" for choice in choices))
-
-
 def _of_rank(plan: Plan, pipeline_rank: int) -> list[Role]:
     mesh = plan.mesh
-    queries = query_axes(plan)
-    last = {axis.name: axis.size - 1 for axis in mesh.axes if axis.name in queries}
+    last_context = {axis.name: axis.size - 1 for axis in mesh.axes if axis.name == "cp"}
     others = mesh.stage_size // mesh.size(("cp",)) // mesh.size(TENSOR_PARALLEL_AXES)
     merged = ", ".join(f"{axis.name} {axis.size}" for axis in mesh.axes if axis.size > 1)
     same = f"all positions along {merged} run the same operators on the same shapes" if merged else "the only rank"
-    if any(last.values()):
-        same += f"; the last of {', '.join(axis for axis, place in last.items() if place)} sees most keys"
+    if last_context.get("cp"):
+        same += "; the last of cp sees most keys"
     plain, padded = _positions_by_padding(plan)
     if not (plain and padded) or not any(s.has_head for s in plan.stages if s.pipeline_rank == pipeline_rank):
-        return [Role(pipeline_rank, mesh.rank(pipeline_rank, last), mesh.stage_size, same)]
+        return [Role(pipeline_rank, mesh.rank(pipeline_rank, last_context), mesh.stage_size, same)]
     roles = []
     for positions, why in ((plain, "without padding of the vocabulary"), (padded, "with padding of the vocabulary")):
-        rank = mesh.rank(pipeline_rank, last | _tensor_index(plan, positions[0]))
+        rank = mesh.rank(pipeline_rank, last_context | _tensor_index(plan, positions[0]))
         count = len(positions) * others * mesh.size(("cp",))
         roles.append(Role(pipeline_rank, rank, count, f"{why}; {same}"))
     return roles

@@ -266,6 +266,14 @@ def test_a_tensor_kept_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "at " in told(found, "peak memory")
 
 
+def test_the_chunks_of_a_rank_share_their_tables() -> None:
+    """Cosines and sines of 4096 places, 128 each, BF16: 2 MiB, whether a rank has one stage or two. Ids of tokens and
+    other small things are less than half of that."""
+    for name in ("1f1b", "interleaved"):
+        p = plan(name)
+        assert 1 <= measure(p, roles(p)[0]).held["tables"] / (2 * 4096 * 128 * 2) < 1.5, name
+
+
 def test_a_period_of_the_steady_state_leaves_nothing_waiting() -> None:
     """Where weight gradients are put off, one with as many F as W may have one I more, whose gradients then wait."""
     for pp, count in product((2, 3, 4, 6), range(2, 20)):

@@ -23,8 +23,8 @@ class Context:
     """The program and this rank's place in its mesh.
 
     groups: None on one device. later: where backward leaves gradients of weights for the schedule; None where it
-    computes them at once. tables: constants that operators share, made by the first that needs them. router_losses:
-    where routers leave their losses. document_masks: masks of microbatches, shared by blocks.
+    computes them at once. tables: constants that operators of all stages of a rank share, made by the first that needs
+    them. router_losses: where routers leave their losses. document_masks: masks of microbatches, shared by blocks.
     """
 
     program: Program

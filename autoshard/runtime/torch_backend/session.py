@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -81,6 +82,7 @@ class Session:
         self._host = None if self._world is None else host_group(timeout)
         self._sums = Sums.on(device, self._world, self._host)
         self.modules: dict[int, StageModule] = {}
+        tables: dict[Any, torch.Tensor] = {}  # masks may be as large as activations
         for stage in self.stages:
             program = programs[stage.index]
             sharded = ShardedWeights(program, mesh, self._groups, settings, frozenset(tied), dtype, device)
@@ -99,6 +101,7 @@ class Session:
                 debug_nan,
                 sharded,
                 compiler,
+                tables,
             )
         for module in self.modules.values():
             module.router_losses.scale = 1 / plan.num_microbatches

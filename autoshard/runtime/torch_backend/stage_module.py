@@ -36,7 +36,8 @@ class StageModule(nn.Module):
     parameters: local tensors by name, already in the program's storage states. weights_apart: backward leaves gradients
     of weights in `later`. debug_nan: NotFinite at the first operator whose result is not finite. sharded: where
     the other parameters are under ZeRO-2 and -3. compiler: compiles what lies between collectives; None leaves it as it
-    is.
+    is. tables: where operators leave constants for each other, those of the rank's other stages too; None where there
+    are no others.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class StageModule(nn.Module):
         debug_nan: bool = False,
         sharded: ShardedWeights | None = None,
         compiler: Compiler | None = None,
+        tables: dict[Any, torch.Tensor] | None = None,
     ):
         super().__init__()
         self.sharded = sharded
@@ -59,7 +61,7 @@ class StageModule(nn.Module):
             is_learned = program.graph.tensors[name].differentiable
             self.register_parameter(_registered(name), nn.Parameter(value, requires_grad=is_learned))
         self._names = {name: _registered(name) for name in parameters}
-        context = Context(program, groups, self.later)
+        context = Context(program, groups, self.later, {} if tables is None else tables)
         self.router_losses = context.router_losses
         attends = compiler is not None and compiler.attends
 
