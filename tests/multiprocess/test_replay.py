@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from autoshard.audits.recorder import Recorder
+from autoshard.runtime.torch_backend import kernels
 from autoshard.runtime.torch_backend.onlooker import Onlooker
 from autoshard.runtime.torch_backend.profile import _Collectives as StepCollectives
 from autoshard.runtime.torch_backend.replay import replayed
@@ -135,3 +136,14 @@ def test_a_mistake_in_the_part_is_raised_as_it_is() -> None:
     (out,) = replayed(run, weight())
     with pytest.raises(ValueError, match="not again"):
         out.sum().backward()
+
+
+def test_a_number_that_is_not_learned_makes_nothing_run_up_to_its_product() -> None:
+    """The exponential keeps its output, so it runs again; the sum behind it has nothing to keep, and the product only
+    the number."""
+    x, number = weight(), torch.tensor(3.0, dtype=torch.float64)
+    (out,) = replayed(lambda x: (kernels._ELEMENTWISE["scaled_by"](x.exp() + 1, number),), x)
+    with Ran() as ran:
+        out.sum().backward()
+    assert "aten.exp.default" in ran.names and "aten.add.Tensor" not in ran.names
+    assert torch.equal(x.grad, 3 * x.detach().exp())  # type: ignore[arg-type]

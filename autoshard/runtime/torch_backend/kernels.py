@@ -134,7 +134,7 @@ _ELEMENTWISE: dict[str, Kernel] = {
     "silu_mul": lambda gate, up: GatedMul.apply(gate, up, "silu"),
     "gelu": lambda x: F.gelu(x, approximate="tanh"),
     "gelu_erf": lambda x: F.gelu(x),
-    "scaled_by": lambda x, number: x * number,
+    "scaled_by": TimesTable.apply,
     "sigmoid_mul": lambda x, gate: x * torch.sigmoid(gate),
 }
 
