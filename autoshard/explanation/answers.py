@@ -25,7 +25,7 @@ from autoshard.plans.search_result import Candidate, Pins
 from autoshard.precedents.runs import beaten_path
 from autoshard.spec.cluster import Cluster, load_cluster
 from autoshard.spec.sdk import is_before
-from autoshard.units import format_bytes, format_seconds, percent
+from autoshard.units import format_bytes, format_seconds, percent, slower_than
 
 MOST_DOUBLINGS = 3
 """Another instance type is tried with as many nodes as reach the plan's peak FLOP/s. Where nothing fits, the number of
@@ -239,9 +239,9 @@ def _because(problem: Problem, pins: Pins, chosen: Strategy, to: Candidate, sure
         return f"the layout above does not fit there: {format_bytes(over)} too much"
     if ours.fits_probability < min(sure, to.estimate.fits_probability):
         return f"the layout above fits there with only {percent(ours.fits_probability)} probability"
-    slower = to.estimate.step_time_s / ours.step_time_s - 1
-    if slower > 0:
-        return f"{100 * slower:.1f} % slower there than the layout above, {_merit(problem, pins, chosen, to.strategy)}"
+    ratio = to.estimate.step_time_s / ours.step_time_s
+    if ratio > 1:
+        return f"there {slower_than(ratio)} the layout above, {_merit(problem, pins, chosen, to.strategy)}"
     lost = [f"{format_seconds(seconds)} {name}" for name, seconds in term_differences(to.estimate, ours) if seconds > 0]
     return f"saves {', '.join(lost[:2])}" if lost else "a little in every term"
 

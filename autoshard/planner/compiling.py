@@ -30,7 +30,7 @@ from autoshard.precedents.will_compile import (
     worst,
 )
 from autoshard.spec.stack import STACKS
-from autoshard.units import format_seconds, percent
+from autoshard.units import format_seconds, percent, slower_than
 
 if TYPE_CHECKING:
     from autoshard.planner.grid.whole import Priced
@@ -132,10 +132,10 @@ def compile_notes(found: Compiling, taken: Timed, left: Timed | None) -> Iterato
         yield f"if the compiler refuses {hardest.region.name}: {_repair(found.problem, hardest, taken.strategy)}"
     yield from _largest_operator(found.problem, judged, taken.strategy)
     if left is not None and left.step_time_s < taken.step_time_s:
-        slower = 100 * (taken.step_time_s / left.step_time_s - 1)
+        faster = slower_than(left.step_time_s / taken.step_time_s)
         yield (
-            f"compile: {describe(left.strategy)} is predicted to be faster, the chosen layout takes {slower:.1f} % "
-            f"longer, but {refused_graph(found, left.strategy)}; pins take it all the same"
+            f"compile: {describe(left.strategy)} is predicted {faster} the chosen layout, but "
+            f"{refused_graph(found, left.strategy)}; pins take it all the same"
         )
 
 

@@ -40,11 +40,11 @@ AT_ONCE = 24
 """So many layouts are priced at once to find the fastest, or first to find the nearest miss."""
 FEW = 2
 """So many layouts that may hold least are looked at first, to find one that fits."""
-MOST = 42
+LOOKED_AT = 42
 """No more of them are looked at of one cluster: in sixteen refusals, looking at all found no smaller cluster."""
-PRICED_TRIES = 3
+TRIES = 3
 """One of some layouts is priced first, then four, then 16: those of which a bound says that they hold least."""
-SOME = 200
+SEARCHED = 200
 """The fastest is looked for among so many layouts that mostly hold least. A cluster that has no more of them is
 searched with all its layouts."""
 
@@ -84,15 +84,15 @@ def shortage(problem: Problem, pins: Pins, in_time: Callable[[], bool] = goes_on
         return found
     if not tried:
         return f"clusters of more than {LARGEST_CLUSTER:,} nodes are not looked at"
-    no_cluster = f"none of {_listed([one.nodes for one in tried])} nodes would do"
+    sizes = f"{_listed([one.nodes for one in tried])} nodes"
     nearest = _nearest_miss(problem, pins, tried)
     if nearest is not None:
         needed, strategy, nodes = nearest
         where = f"{nodes:,} nodes with {describe(strategy)}"
-        return f"{no_cluster}: the nearest that is known, {where}, needs {format_bytes(needed)}"
+        return f"no layout that was looked at on {sizes} would do: the nearest, {where}, needs {format_bytes(needed)}"
     refused = ((_refusal(problem, pins, one.nodes), one.nodes) for one in tried)
     why, nodes = min(refused, key=lambda one: (one[0].broken, -one[1]))
-    return f"{no_cluster}: on {nodes:,} nodes {why.text}"
+    return f"none of {sizes} would do: on {nodes:,} nodes {why.text}"
 
 
 def larger_one(problem: Problem, pins: Pins, in_time: Callable[[], bool] = goes_on) -> str | None:
@@ -157,7 +157,7 @@ def larger_clusters(problem: Problem, pins: Pins, in_time: Callable[[], bool] = 
             break
         tried.pop()
         found = attempt(below)
-    fastest = _fastest(_with_nodes(problem, found.nodes), pins, found.ways[:SOME])
+    fastest = _fastest(_with_nodes(problem, found.nodes), pins, found.ways[:SEARCHED])
     return [*tried, found._replace(strategy=fastest or found.strategy)]
 
 
@@ -235,7 +235,7 @@ def _frugal_attempt(problem: Problem, pins: Pins, nodes: int) -> Attempt:
         return Attempt(nodes)
     ways = sorted(_frugal(larger, pins), key=partial(_about_bytes, larger))
     frugal: list[Bounded] = []
-    for some in _more_and_more(ways[:MOST], FEW):  # where any fits, one of the first mostly does
+    for some in _more_and_more(ways[:LOOKED_AT], FEW):  # where any fits, one of the first mostly does
         bounded = _bounded(larger, pins, some)
         fits = _one_that_fits(larger, pins, bounded)
         if fits is not None:
@@ -251,7 +251,7 @@ def _searched(problem: Problem, pins: Pins, one: Attempt) -> Strategy | None:
     what is found on the way: it is of another cluster."""
     (level,) = levels(problem.cluster, FIT_PROBABILITY)[-1:]
     least = nsmallest(AT_ONCE, one.frugal, key=lambda bounded: bounded.memory_bytes)
-    is_small = len(problem.blocks.kinds) == 1 and len(one.ways) <= SOME
+    is_small = len(problem.blocks.kinds) == 1 and len(one.ways) <= SEARCHED
     legal = None if is_small else [bounded.layouts for bounded in least]
     with shown_to(lambda best: None):
         return one_that_fits(price_layouts(problem, pins, Tally(), Clock(inf), legal=legal), pins, level.memory_bytes)
@@ -296,7 +296,7 @@ def _prices(problem: Problem, pins: Pins, several: Sequence[Bounded]) -> list[Pr
 def _one_that_fits(problem: Problem, pins: Pins, frugal: Sequence[Bounded]) -> Strategy | None:
     """One of these layouts that fits. Only some of those that hold least as far as bounds say are priced."""
     ranked = sorted((one for one in frugal if one.own_s < inf), key=lambda one: one.memory_bytes)
-    for some in islice(_more_and_more(ranked, 1), PRICED_TRIES):
+    for some in islice(_more_and_more(ranked, 1), TRIES):
         for priced in _prices(problem, pins, some):
             least = int(priced.memory_bytes.argmin())
             if priced.memory_bytes[least] <= problem.cluster.device.memory_bytes:

@@ -53,6 +53,8 @@ def test_rows_with_one_reason_share_a_line(tmp_path: Path) -> None:
     broken = {**good, "layers": ""}
     found = read_results([_written(tmp_path / "rows.csv", [broken, good, broken])], None)
     assert found.notes() == ["2 of 3 rows of rows.csv are not used:", "  line 2, 4: layers='' is not a number"]
+    found = read_results([_written(tmp_path / "one.csv", [broken, good])], None)
+    assert found.notes()[0] == "1 of 2 rows of one.csv is not used:"
 
 
 def test_an_instance_s_row_in_milliseconds_is_listed(tmp_path: Path) -> None:

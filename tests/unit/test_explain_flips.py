@@ -264,7 +264,7 @@ def test_a_slower_layout_that_is_taken_is_said_to_be_slower(
     monkeypatch.setattr(answers, "passed_over", lambda problem, pins: passed)
     ours = estimate(problem.model, problem.training, problem.cluster, A)
     slower = Candidate(B, replace(ours, step_time_s=1.145 * ours.step_time_s))
-    assert answers._because(problem, Pins(), A, slower, 0.5) == f"14.5 % slower there than the layout above, {reason}"
+    assert answers._because(problem, Pins(), A, slower, 0.5) == f"there 14.5 % slower than the layout above, {reason}"
     less = tuple(replace(term, value=term.value * 0.5) for term in ours.time_terms)
     faster = Candidate(B, replace(ours, step_time_s=0.5 * ours.step_time_s, time_terms=less))
     assert answers._because(problem, Pins(), A, faster, 0.5).startswith("saves ")

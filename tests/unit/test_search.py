@@ -546,8 +546,8 @@ def test_a_kind_of_context_parallelism_asks_for_cp(pins: Pins, message: str) -> 
             2,
             Pins(tp=1),
             (
-                "the nearest that is known, 4,096 nodes with pp=64 dp=256 cp=8, microbatch 1, full recompute, "
-                "needs 18.5 GB"
+                "no layout that was looked at on 4, 8, 16, ... 4,096 nodes would do: the nearest, 4,096 nodes with "
+                "pp=64 dp=256 cp=8, microbatch 1, full recompute, needs 18.5 GB"
             ),
         ),
         (
@@ -555,8 +555,8 @@ def test_a_kind_of_context_parallelism_asks_for_cp(pins: Pins, message: str) -> 
             4,
             Pins(pp=1),
             (
-                "on 4,096 nodes parameters, gradients and optimizer state alone take 77.2 GB of 17.2 GB "
-                "with tp=32 pp=1 zero=1"
+                "none of 8, 16, 32, ... 4,096 nodes would do: on 4,096 nodes parameters, gradients and optimizer state "
+                "alone take 77.2 GB of 17.2 GB with tp=32 pp=1 zero=1"
             ),
         ),
         (
@@ -564,7 +564,7 @@ def test_a_kind_of_context_parallelism_asks_for_cp(pins: Pins, message: str) -> 
             1,
             Pins(tp=1, pp=1, dp=32, cp=1),
             (
-                "on 4,096 nodes tp=1 x pp=1 x dp=32 x cp=1 is 32 devices, "
+                "none of 2, 4, 8, ... 4,096 nodes would do: on 4,096 nodes tp=1 x pp=1 x dp=32 x cp=1 is 32 devices, "
                 "which must be the 131,072 of 4096 x trn1.32xlarge"
             ),
         ),
@@ -574,9 +574,8 @@ def test_a_kind_of_context_parallelism_asks_for_cp(pins: Pins, message: str) -> 
 def test_where_no_cluster_would_do_the_reason_is_the_one(model: str, nodes: int, pins: Pins, message: str) -> None:
     with pytest.raises(NothingFits) as error:
         search(load_model(model), TRAINING, load_cluster("trn1.32xlarge", nodes), pins)
-    sizes = ", ".join(map(str, (2 * nodes, 4 * nodes, 8 * nodes)))
-    assert str(error.value).endswith(f"; none of {sizes}, ... 4,096 nodes would do: {message}")
-    assert error.value.without_reasons == str(error.value).partition("; none of")[0]
+    assert str(error.value).endswith(f"; {message}")
+    assert error.value.without_reasons == str(error.value).removesuffix(f"; {message}")
 
 
 @pytest.mark.parametrize(
@@ -606,7 +605,7 @@ def test_where_nothing_fits_by_either_backend_both_say_what_would_do() -> None:
     with pytest.raises(NothingFits) as error:
         autoshard.plan("llama3-8b", nodes=4, seq_len=100_000)
     text = str(error.value)
-    assert "none of 8, 16, 32, ... 4,096 nodes would do" in text
+    assert "no layout that was looked at on 8, 16, 32, ... 4,096 nodes would do" in text
     assert "; nor does one with backend torch: the smallest looked at needs at least " in text
     assert re.search(r"; 8 nodes would fit \(tp=\d+ cp=32, microbatch 1, full recompute\)$", text)
     assert autoshard.plan("llama3-8b", nodes=8, seq_len=100_000).estimate.fits

@@ -45,12 +45,13 @@ class Usable(Generic[AnyCase]):
         holds for; empty where all rows are used as they are."""
         count = len(self.unused) + len(self.cases)
         page = []
-        for found, how in ((self.unused, "are not used"), (self.assumed, "are read with an assumption")):
+        for found, how in ((self.unused, "not used"), (self.assumed, "read with an assumption")):
             lines: dict[str, list[str]] = defaultdict(list)
             for line, reason in found:
                 lines[reason].append(str(line))
             if found:
-                page.append(f"{len(found)} of {count} rows of {self.path.name} {how}:")
+                be = "is" if len(found) == 1 else "are"
+                page.append(f"{len(found)} of {count} rows of {self.path.name} {be} {how}:")
             page += [f"  line {', '.join(where)}: {reason}" for reason, where in lines.items()]
         return page
 
