@@ -107,6 +107,17 @@ class Config:
             raise AutoshardError(f"{key} {blocks}; it has {show(wrong[0])}")
         return frozenset(place - first for place in places)
 
+    def of_blocks(self, key: str) -> Mapping[int, Any]:
+        """An object with an entry for each of some blocks, by the block's number; without the key an empty one.
+        transformers fills these numbers up with zeros to one length, as in '05'."""
+        entries = self.value(key, {})
+        if not isinstance(entries, Mapping) or not all(str(block).isdecimal() for block in entries):
+            raise AutoshardError(f"{key}={show(entries)} of {self.name} must be an object whose keys are blocks")
+        found = {int(block): entry for block, entry in entries.items()}
+        if len(found) < len(entries):
+            raise AutoshardError(f"{key}={show(entries)} of {self.name} names a block twice")
+        return found
+
     def only(self, key: str, known: object) -> None:
         """Raises AutoshardError for another value of a key than the only one that the family's graph stands for, which
         is also what the key means where it is absent."""

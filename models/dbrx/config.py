@@ -27,6 +27,11 @@ def read(config: Config, model_type: str) -> ModelSpec:
     attention, experts = config.inner("attn_config"), config.inner("ffn_config")
     heads = config.integer("n_heads", at_most=MOST_REPEATED)
     theta, scaling = rope(config, attention.positive("rope_theta", THETA))
+    if (own := attention.positive("rope_theta", theta)) != theta:
+        raise AutoshardError(
+            f"rope_theta={own} in attn_config of {config.name} must be rope_theta={theta} beside it, which "
+            "transformers 5 adds by itself; leave the wrong one out"
+        )
     act = experts.value("ffn_act_fn", {"name": "silu"})
     if not isinstance(act, Mapping) or set(act) != {"name"}:
         raise AutoshardError(f"ffn_act_fn={show(act)} of {config.name} must be an object with a name and nothing else")

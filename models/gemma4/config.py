@@ -94,10 +94,10 @@ def _said_of_blocks(config: Config, types: tuple[str, ...]) -> Mapping[str, Any]
 
     Raises AutoshardError where it says different things of these blocks, nothing of one, or something of others.
     """
-    said = config.value("per_layer_config")
-    full = {str(layer) for layer, word in enumerate(types) if word == FULL_ATTENTION}
-    values = list(said.values()) if isinstance(said, Mapping) else []
-    if not values or {str(key) for key in said} != full or any(value != values[0] for value in values):
+    said = config.of_blocks("per_layer_config")
+    full = {layer for layer, word in enumerate(types) if word == FULL_ATTENTION}
+    values = list(said.values())
+    if not values or {*said} != full or any(value != values[0] for value in values):
         raise AutoshardError(
             f"per_layer_config={show(said)} of {config.name} must say the same of each block that is {FULL_ATTENTION}, "
             "and nothing of others"

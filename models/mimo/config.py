@@ -25,6 +25,7 @@ ARCHITECTURES = {"mimo_v2_flash": "MiMoV2FlashForCausalLM"}
 DEFAULTS = Defaults(norm_eps=1e-5, rope_theta=5_000_000.0, num_key_value_heads=4, head_dim=192)
 LOCAL_THETA, ROTARY_PART = 10_000.0, 0.334
 VALUE_DIM, VALUE_SCALE = 128, 0.707
+PATTERN_KEY = "hybrid_layer_pattern"
 WINDOW, PATTERN = 129, 6
 """Without the keys; the first block has no window, nor has every so many-th one."""
 MORE_HEADS = 2
@@ -70,11 +71,14 @@ def read(config: Config, model_type: str) -> ModelSpec:
 
 
 def _kinds(config: Config, layers: int) -> tuple[str, ...]:
-    """The layer_types, which published configs write as hybrid_layer_pattern: 1 with a window, 0 without."""
-    if config.gives("layer_types"):
-        return config.words("layer_types", layers, ATTENTION_TYPES)
+    """The layer_types, which published configs write as hybrid_layer_pattern: 1 with a window, 0 without. transformers
+    saves both of a published one. Raises AutoshardError where they differ."""
     usual = [int(layer > 0 and (layer + 1) % PATTERN != 0) for layer in range(layers)]
-    return tuple((FULL_ATTENTION, SLIDING_ATTENTION)[flag] for flag in _flags(config, "hybrid_layer_pattern", usual))
+    pattern = tuple((FULL_ATTENTION, SLIDING_ATTENTION)[flag] for flag in _flags(config, PATTERN_KEY, usual))
+    types = config.words("layer_types", layers, ATTENTION_TYPES) if config.gives("layer_types") else pattern
+    if config.gives(PATTERN_KEY) and types != pattern:
+        raise AutoshardError(f"{PATTERN_KEY} of {config.name} must say the same blocks as layer_types beside it")
+    return types
 
 
 def _flags(config: Config, key: str, usual: list[int]) -> list[int]:

@@ -37,6 +37,19 @@ def test_the_model_has_the_published_number_of_parameters() -> None:
     assert not published_dropout("dbrx")
 
 
+def test_two_bases_of_positions_are_refused() -> None:
+    """transformers 5.23 saves the published config with rope_parameters of its own, and computes by these."""
+    saved = {**BARE, "attn_config": {"rope_theta": 5e5}, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
+    with pytest.raises(AutoshardError) as raised:
+        from_config(saved, "m")
+    assert str(raised.value) == (
+        "rope_theta=500000.0 in attn_config of m must be rope_theta=10000.0 beside it, which transformers 5 adds by "
+        "itself; leave the wrong one out"
+    )
+    saved["rope_parameters"]["rope_theta"] = 5e5
+    assert from_config(saved, "m").rope_theta == 5e5
+
+
 def test_nxd_runs_it() -> None:
     """What it needs beside products computes locally; tests/nxd compares it with one process."""
     training = TrainingSpec(4096, 256, load_precision("mixed_precision"))

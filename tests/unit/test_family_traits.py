@@ -288,6 +288,10 @@ def test_transformers_writes_the_heads_of_gemma4_block_by_block() -> None:
         AutoshardError, match="per_layer_config of m says an object of 1 of a block; it may say head_dim"
     ):
         read("gemma4_text", **given, per_layer_config={"3": {"sliding_window": 64}})
+    with pytest.raises(AutoshardError, match="per_layer_config=an object of 1 of m must be an object whose keys are b"):
+        read("gemma4_text", **given, per_layer_config={"last": {"head_dim": 64}})
+    with pytest.raises(AutoshardError, match="per_layer_config=an object of 2 of m names a block twice"):
+        read("gemma4_text", **given, per_layer_config={"3": {"head_dim": 64}, "03": {"head_dim": 64}})
 
 
 def test_keys_of_gemma4_are_values_and_both_have_norms() -> None:
@@ -467,6 +471,16 @@ def test_the_published_config_of_mimo_is_transformers_own() -> None:
         assert key not in written
     assert (written["num_key_value_heads"], written["sliding_window"]) == (4, 129)
     assert from_config(written, "mimo-v2-flash") == model
+
+
+def test_keys_of_both_kinds_of_mimo_must_agree() -> None:
+    """transformers keeps the published pattern beside its own layer_types."""
+    types = ["full_attention", "sliding_attention"]
+    config = {**to_config(load_model("mimo-v2-flash")), "num_hidden_layers": 2, "mlp_layer_types": ["sparse"] * 2}
+    alone = from_config({**config, "layer_types": types}, "m")
+    assert from_config({**config, "layer_types": types, "hybrid_layer_pattern": [0, 1]}, "m") == alone
+    with pytest.raises(AutoshardError, match="hybrid_layer_pattern of m must say the same blocks as layer_types besid"):
+        from_config({**config, "layer_types": types, "hybrid_layer_pattern": [1, 0]}, "m")
 
 
 @pytest.mark.parametrize(
