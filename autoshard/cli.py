@@ -10,16 +10,19 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from importlib import import_module
 from itertools import islice
 from keyword import iskeyword
+from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import autoshard
 from autoshard.errors import AutoshardError, say_error
+from autoshard.files.text_file import printable
 from autoshard.planner.collector import uncollected
 
 if TYPE_CHECKING:
@@ -59,6 +62,8 @@ Plan how a large model is sharded over AWS Trainium, prove the plan, run it.
 
 `autoshard COMMAND --help` has the options of a command. Errors go to stderr in one line, with exit code 2."""
 USAGE = "autoshard [--version] [--print-completion SHELL] COMMAND ..."
+WRITTEN = ("out", "plot")
+"""Options that name a file to write."""
 USER_ERROR, INTERRUPTED = 2, 128 + signal.SIGINT
 
 
@@ -119,9 +124,29 @@ def _drop_output() -> None:
 def _run(arguments: Sequence[str]) -> int:
     with uncollected() if arguments[:1] == ["plan"] else nullcontext():  # imports and a search leave no garbage
         parsed = build_parser(arguments[0] if arguments else "").parse_args(_recipes_first(arguments))
-        values = vars(parsed[parsed.command])
-        code: int = command_module(parsed.command).run(values)
+        values, module = vars(parsed[parsed.command]), command_module(parsed.command)
+        _check_written(values, getattr(module, "REWRITES", ()))
+        code: int = module.run(values)
     return code
+
+
+def _check_written(values: Mapping[str, Any], rewrites: Collection[str]) -> None:
+    """Raise AutoshardError where a command would write over a file that it reads. rewrites: the options whose file it
+    may replace with another one of the same kind."""
+    for written in WRITTEN:
+        out = values.get(written)
+        if not isinstance(out, (str, Path)) or not os.path.isfile(out):  # noqa: PTH113 - a path may hold anything
+            continue
+        for name, value in values.items():
+            for one in value if isinstance(value, (list, tuple)) else (value,):
+                files = (str(one), str(one).rpartition(":")[0])  # the latter of my_file.py:MyModel
+                if name not in (*WRITTEN, *rewrites) and any(map(partial(_is_file, out), files)):
+                    raise AutoshardError(f"--{written} {printable(out)} is what this command reads; name another file")
+
+
+def _is_file(out: str | Path, file: str) -> bool:
+    """Whether a text is another name of a file."""
+    return os.path.isfile(file) and os.path.samefile(out, file)  # noqa: PTH113, PTH121 - as above
 
 
 def _recipes_first(arguments: Sequence[str]) -> list[str]:

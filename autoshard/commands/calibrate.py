@@ -14,6 +14,7 @@ from autoshard.errors import AutoshardError
 from autoshard.files.option_values import one_of, path, text, whole
 from autoshard.interface.limits import SHAPES
 
+REWRITES = ("hardware",)
 SUMMARY = "measure this machine, or take results, and write a hardware file"
 USAGE = "autoshard calibrate [options]"
 DESCRIPTION = """\

@@ -18,6 +18,7 @@ from autoshard.planner.options import MOST_NODES
 if TYPE_CHECKING:
     from autoshard.interface.editing import EditedPlan
 
+REWRITES = ("plan",)
 SUMMARY = "plan again for another number of nodes, moving little; or edit a plan"
 USAGE = "autoshard replan PLAN [--nodes N | --edit FIELD=VALUE ...] [options]"
 DESCRIPTION = """\

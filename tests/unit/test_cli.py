@@ -205,6 +205,39 @@ def test_plan_explain_validate(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(plan.runners_up) == 5
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "launch plan.json --slurm -o plan.json",
+        "export plan.json --to megatron --out ./plan.json",
+        "report plan.json -o linked.json",
+        "trace other.json --measured plan.json -o plan.json",
+        "plan --model plan.json:Model -o plan.json",
+        "plan --config plan.json -o plan.json",
+        "calibrate --results rows.csv plan.json --instance trn1.32xlarge -o plan.json",
+        "calibrate --plot plan.json --results plan.json --instance trn1.32xlarge",
+    ],
+)
+def test_no_command_writes_over_what_it_reads(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
+    kept = "model: llama3-8b\n"
+    for name in ("plan.json", "other.json", "rows.csv"):
+        Path(name).write_text(kept)
+    Path("linked.json").symlink_to("plan.json")
+    assert main(arguments.split()) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("autoshard: error: --") and said.endswith(
+        ".json is what this command reads; name another file\n"
+    )
+    assert Path("plan.json").read_text() == kept
+
+
+def test_a_plan_may_be_replaced_by_another_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SMALL, "--recompute", "full"]) == 0
+    assert main(["replan", "plan.json", "--edit", "strategy.microbatch_size=2", "-o", "plan.json"]) == 0
+    assert read_plan("plan.json").strategy.microbatch_size == 2
+    assert main([*SMALL, "-o", "plan.json"]) == 0
+
+
 def test_json_is_all_that_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SMALL, "--top", "2", "--format", "json"]) == 0
     printed = json.loads(capsys.readouterr().out)
