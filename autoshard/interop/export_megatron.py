@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from math import ceil, gcd
 
 from autoshard.graph.recompute import COMMON_SETS
-from autoshard.interop.exported import Exported, common_left_out, title
+from autoshard.interop.exported import IN_TURNS, Exported, common_left_out, title, written_schedule
 from autoshard.interop.megatron import TP_PP_DP, llama3_scaling
 from autoshard.interop.written_model import property_of
 from autoshard.layout.mesh import AXIS_ORDER
@@ -177,8 +177,7 @@ def _left_out(plan: Plan) -> tuple[str, ...]:
     if model.dropout.embedding != model.dropout.residual:
         written = f"--hidden-dropout is of both; residual={model.dropout.residual:g} is written"
         left_out.append(f"dropout embedding={model.dropout.embedding:g}: Megatron's {written}")
-    if strategy.schedule not in ("1f1b", "interleaved"):
-        left_out.append(f"schedule={strategy.schedule}: Megatron runs 1f1b instead")
+    left_out += written_schedule(plan, IN_TURNS)[1]
     if strategy.uniform_recompute not in COMMON_SETS:
         left_out.append(f"recompute={strategy.recompute_name}: written as full, which fits wherever the plan does")
     if _needs_sequence_parallel(plan):

@@ -10,7 +10,7 @@ from autoshard.backends.nxd import NXD
 from autoshard.backends.rules import Problem, all_broken
 from autoshard.errors import AutoshardError
 from autoshard.graph.recompute import FULL_RECOMPUTE, NO_RECOMPUTE, members
-from autoshard.interop.exported import Exported, common_left_out, title
+from autoshard.interop.exported import IN_TURNS, Exported, common_left_out, title, written_schedule
 from autoshard.interop.nxdt import MODEL_TYPES, RECOMPUTED
 from autoshard.plans.plan import Plan
 from autoshard.spec.model import ModelSpec
@@ -194,8 +194,7 @@ def _left_out(plan: Plan) -> tuple[str, ...]:
         left_out.append(f"recompute={strategy.recompute_name}: written as full, which fits wherever the plan does")
     if strategy.uniform_recompute == "none" and strategy.attention_kernel == "plain" and not plan.model.is_moe:
         left_out.append("recompute=none: without flash attention NxD Training recomputes core attention all the same")
-    if strategy.schedule not in ("1f1b", "interleaved"):
-        left_out.append(f"schedule={strategy.schedule}: NxD runs 1f1b instead")
+    left_out += written_schedule(plan, IN_TURNS)[1]
     if strategy.cp > 1:
         left_out.append(
             f"cp={strategy.cp}: NxD's optimizer checkpoints overwrite each other; a resumed run continues wrongly"

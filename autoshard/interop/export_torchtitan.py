@@ -7,7 +7,7 @@ from typing import Any
 
 from autoshard.errors import AutoshardError
 from autoshard.interop import torchtitan
-from autoshard.interop.exported import Exported, common_left_out, title
+from autoshard.interop.exported import Exported, common_left_out, title, written_schedule
 from autoshard.layout.mesh import AXIS_ORDER, tensor_ranks_apart
 from autoshard.layout.strategy import Strategy
 from autoshard.plans.plan import Plan
@@ -158,7 +158,7 @@ def _parallelism(plan: Plan, is_released: bool) -> dict[str, Any]:
     if strategy.cp > 1:
         values["context_parallel_rotate_method"] = ROTATE.get(strategy.context_parallel, "alltoall")
     if strategy.pp > 1:
-        values["pipeline_parallel_schedule"] = SCHEDULES.get(strategy.schedule, "1F1B")
+        values["pipeline_parallel_schedule"] = written_schedule(plan, SCHEDULES)[0]
         values["pipeline_parallel_microbatch_size"] = strategy.microbatch_size
         values["module_fqns_per_model_part"] = [
             [
@@ -212,8 +212,7 @@ def _left_out(plan: Plan, is_released: bool) -> tuple[str, ...]:
         left_out.append(f"recompute={strategy.recompute_name}: written as full, which fits wherever the plan does")
     if strategy.attention_kernel == "plain":
         left_out.append("attention_kernel=plain: torchtitan takes the kernel that torch chooses")
-    if strategy.schedule not in SCHEDULES:
-        left_out.append(f"schedule={strategy.schedule}: written as 1F1B")
+    left_out += written_schedule(plan, SCHEDULES)[1]
     if is_released and strategy.tp > 1 and not strategy.sequence_parallel:
         left_out.append(f"sequence_parallel=false: torchtitan until 0.2.2 has it wherever tp={strategy.tp} is above 1")
     if is_released and strategy.etp not in (None, 1):

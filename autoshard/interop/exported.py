@@ -3,11 +3,16 @@ frameworks' configurations has a word for."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autoshard.interop.written_model import FORMS
 from autoshard.plans.plan import Plan, operator_choices
+from autoshard.schedules import SCHEDULES, usual_schedule
 from autoshard.spec.model_types import TRACED
+
+IN_TURNS = {"1f1b": "1f1b", "interleaved": "interleaved"}
+"""The schedules of Megatron and NxD, which follow from the virtual stages."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +33,22 @@ def title(plan: Plan, comment: str) -> str:
         f"{comment} {plan.model.name} on {cluster.nodes} x {cluster.instance}, {degrees}; written by {plan.made_by}.\n"
         f"{comment} It holds what the plan determines; data, optimizer, checkpoints and paths are yours to add.\n"
     )
+
+
+def written_schedule(plan: Plan, known: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
+    """(the name that a framework has for the plan's schedule, sentences about what that leaves out). Of a schedule that
+    it lacks: the usual one with as many virtual stages, and whether that refuses the plan's microbatches.
+
+    known: schedules of the framework -> its own names.
+    """
+    strategy = plan.strategy
+    if strategy.schedule in known:
+        return known[strategy.schedule], ()
+    other = usual_schedule(strategy.num_virtual_stages)
+    sizes = strategy.pp, plan.num_microbatches, strategy.num_virtual_stages
+    objection = SCHEDULES[other].objection_to(*sizes)
+    refused = f", which is refused there: {objection}" if objection else ""
+    return known[other], (f"schedule={strategy.schedule}: written as {known[other]}{refused}",)
 
 
 def common_left_out(plan: Plan, says_dropout: bool = False) -> tuple[str, ...]:

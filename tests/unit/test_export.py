@@ -15,6 +15,8 @@ from autoshard.interop.export import export
 from autoshard.interop.nxdt_training import read_learning
 from autoshard.models.registry import load_model
 from autoshard.plans.plan import Plan
+from autoshard.schedules import SCHEDULES, Schedule
+from autoshard.schedules.action import Action, Order
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.dropout import Dropout
 from autoshard.spec.training import PRECISIONS
@@ -98,10 +100,33 @@ def test_what_cannot_be_carried_over_is_listed() -> None:
     plain = changed(plan_70b(), tp=8, dp=8, attention_kernel="plain", recompute="none", schedule="gpipe")
     found = " ".join(export(plain, "nxdt").left_out)
     assert "recompute=none: without flash attention NxD Training recomputes core attention all the same" in found
-    assert "schedule=gpipe: NxD runs 1f1b instead" in found
+    assert "schedule=gpipe: written as 1f1b" in found
     assert any("expert_capacity_factor=1" in one for one in export(plan_mixtral(), "torchtitan-toml").left_out)
     assert "instance=trn1.32xlarge: Megatron-LM runs on GPUs" in export(plan_mixtral(), "megatron").left_out
     assert export(plan_interleaved(), "nxdt").left_out[-1] == "instance=cpu: NxD Training runs on Trainium"
+
+
+def test_a_schedule_with_chunks_that_nobody_knows_is_written_as_interleaved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchtitan and Megatron refuse 1F1B with several chunks a rank."""
+
+    def breadth_first(pp: int, num_microbatches: int, num_virtual_stages: int) -> tuple[Order, ...]:
+        forwards = [Action("F", one, chunk) for chunk in range(num_virtual_stages) for one in range(num_microbatches)]
+        backwards = [Action("B", one.microbatch, num_virtual_stages - 1 - one.chunk) for one in forwards]
+        return ((*forwards, *backwards),) * pp
+
+    monkeypatch.setitem(SCHEDULES, "mine", Schedule("breadth first", lambda *_: None, breadth_first))
+    chunks: dict[str, Any] = {"tp": 8, "pp": 4, "num_virtual_stages": 2, "stage_layers": (10,) * 8, "schedule": "mine"}
+    plan = changed(plan_70b(), dp=8, **chunks)
+    written = export(plan, "torchtitan-toml")
+    assert 'pipeline_parallel_schedule = "Interleaved1F1B"' in written.text
+    assert "schedule=mine: written as Interleaved1F1B" in written.left_out
+    assert "schedule=mine: written as interleaved" in export(plan, "megatron").left_out
+    assert "schedule=mine: written as interleaved" in export(plan, "nxdt").left_out
+    (said,) = (one for one in export(changed(plan, dp=8, microbatch_size=64), "megatron").left_out if "mine" in one)
+    assert said == (
+        "schedule=mine: written as interleaved, which is refused there: schedule=interleaved needs a multiple of pp=4 "
+        "as num_microbatches, not 2; 4 would do"
+    )
 
 
 def test_what_nxdt_would_train_in_place_of_the_model_is_listed() -> None:
