@@ -7,6 +7,7 @@ import logging
 import os
 import socket
 from collections.abc import Mapping
+from errno import EADDRNOTAVAIL
 from importlib.util import find_spec
 from typing import Any
 
@@ -91,7 +92,6 @@ def _listen(host: str, port: int) -> socket.socket:
     except socket.gaierror as error:
         raise AutoshardError(f"host={host} is no address that can be listened at: {error.strerror}") from None
     except OSError as error:
-        raise AutoshardError(
-            f"port={port} of host={host} cannot be listened at: {error.strerror}; another --port may be free"
-        ) from None
+        advice = "--host must be of this machine" if error.errno == EADDRNOTAVAIL else "another --port may be free"
+        raise AutoshardError(f"port={port} of host={host} cannot be listened at: {error.strerror}; {advice}") from None
     return listening

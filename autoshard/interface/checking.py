@@ -61,6 +61,9 @@ class MachineCheck(Shown):
             lines += ["", f"{verdict} {Plan.of(self.plan).title} on this machine"]
         return "".join(f"{line}\n" for line in lines)
 
+    def __repr__(self) -> str:
+        return f"<MachineCheck: {len(self.findings)} findings, of which {len(self.stops)} stop a plan>"
+
 
 def validate(plan: plans.Plan | str | Path) -> Validation:
     """Checks that a plan is whole: it obeys the rules of its backend, everything in it follows from its inputs and its

@@ -56,6 +56,9 @@ class EditedPlan(Shown):
         lines += [((" ", ""),), *table(("", "before", "after"), _prices(self.found), width, ())]
         return paint(lines, width, color)
 
+    def __repr__(self) -> str:
+        return f"<EditedPlan, fields that changed: {len(self.found.changes)}, {self.plan!r}>"
+
 
 def edit_plan(plan: plans.Plan | str | Path, edits: Sequence[str] = ()) -> EditedPlan:
     """The plan with some fields of its inputs, backend or strategy set, and all that follows from them derived again.

@@ -35,6 +35,10 @@ class Listing(Shown, Generic[T]):
         width = max(NARROWEST, width)
         return paint(self.lines(self.rows, width), width, color)
 
+    def __repr__(self) -> str:
+        first, *others = self.rows
+        return f"<Listing: {first.name}{f' and {len(others):,} more' if others else ''}>"
+
 
 def list_models(text: str = "") -> Listing[KnownModel]:
     """The built-in models with their parameters and what they are built of.

@@ -332,6 +332,10 @@ def _written(layout: Layout, model: Model | None, instance: Instance, options: M
         )
     if isinstance(layout, (Strategy, Mapping)) or (isinstance(layout, str) and _is_words(layout)):
         return _in_words(layout, model, instance, given)
+    if not isinstance(layout, (str, Path)) or layout == "":
+        raise AutoshardError(
+            f"layout={show(layout)} of score must be words such as 'tp=8 pp=4', a strategy, a plan or a path"
+        )
     file = path_text("score", "layout", layout)
     if file.endswith(".json"):
         found = _in_plan(file)

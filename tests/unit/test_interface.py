@@ -340,6 +340,17 @@ def test_values_show_themselves_in_a_notebook() -> None:
     assert "<script" not in autoshard.plan(named, **SMALL)._repr_html_()
 
 
+def test_one_line_of_a_table_says_what_it_is_of() -> None:
+    models = autoshard.list_models("mixtral")
+    assert repr(models) == f"<Listing: mixtral-8x22b and {len(models.rows) - 1} more>"
+    assert repr(autoshard.list_models("mixtral 8x7b")) == "<Listing: mixtral-8x7b>"
+    plan = autoshard.plan("llama3-8b", **SMALL, tp=8, micro_batch=1, recompute="full")
+    edited = autoshard.edit_plan(plan, ["strategy.microbatch_size=2"])
+    assert repr(edited) == f"<EditedPlan, fields that changed: 2, {edited.plan!r}>"
+    check = autoshard.check_machine(plan)
+    assert repr(check) == f"<MachineCheck: {len(check.findings)} findings, of which {len(check.stops)} stop a plan>"
+
+
 @pytest.mark.parametrize(
     ("call", "words"),
     [

@@ -69,7 +69,14 @@ COUNT = "of calibrate must be a whole number from 1 to 1,000,000,000"
             for name in ("report", "trace")
         ),
         ("import_plan", {"file": 3}, "file=3 of import_plan must be a path"),
-        ("score", {"layout": 3}, "layout=3 of score must be a path"),
+        *(
+            (
+                "score",
+                {"layout": layout},
+                f"layout={layout!r} of score must be words such as 'tp=8 pp=4', a strategy, a plan or a path",
+            )
+            for layout in (3, None, "")
+        ),
         ("migrate", {"conf": {}}, "conf=an object of 0 of migrate must be a path"),
         *(
             (name, {**given, flag: "no"}, f"{flag}='no' of {name} must be true or false")

@@ -489,6 +489,11 @@ def test_a_port_in_use_and_an_address_that_is_none(url: str, capsys: pytest.Capt
         f"autoshard: error: port={port} of host=127.0.0.1 cannot be listened at: Address already in use; another "
         "--port may be free\n"
     )
+    assert main(["serve", "--host", "203.0.113.5", "--port", port]) == 2  # of documents alone (RFC 5737)
+    assert capsys.readouterr().err == (
+        f"autoshard: error: port={port} of host=203.0.113.5 cannot be listened at: Cannot assign requested address; "
+        "--host must be of this machine\n"
+    )
     assert main(["serve", "--host", "256.1.1.1"]) == 2
     assert capsys.readouterr().err.startswith("autoshard: error: host=256.1.1.1 is no address that can be")
 
