@@ -13,8 +13,6 @@ KEY = "key"
 """The dim of a mask's keys: as long as the sequence, and never split."""
 CHOSEN = 3
 """Place of the mask of chosen keys among the inputs of an attention that has one."""
-MASK = "mask_in_numbers"
-"""The mask as numbers that flash attention adds to scores, which it keeps for backward."""
 
 
 class Attention(OperatorKind):
@@ -94,13 +92,11 @@ class Attention(OperatorKind):
             return tuple(written)
         statistics = Extra("log_sum_exp", rows_bytes)
         if op.attributes.get("chosen"):
-            return (statistics, Extra(MASK, element_bytes * num_elements(graph, op.inputs[CHOSEN], sizes)))
+            mask_bytes = element_bytes * num_elements(graph, op.inputs[CHOSEN], sizes)  # as what is added to scores
+            return (statistics, Extra("mask_in_numbers", mask_bytes, has_gradient=False))
         if _context_parallel(op) == "ulysses" and sizes["seq"] < graph.sizes["seq"]:
             return (statistics, Extra("output_by_heads", element_bytes * num_elements(graph, op.output, sizes)))
         return (statistics,)
-
-    def own_gradients_bytes(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
-        return float(sum(extra.bytes for extra in self.extra_saved(op, graph, sizes) if extra.name != MASK))
 
     def inner_backward_bytes(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
         """Bytes inside a ring's backward at its fullest hop, beyond the gradients that it returns at the end.

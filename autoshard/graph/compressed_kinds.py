@@ -21,8 +21,6 @@ SERIES = "series"
 QUERY, SHARED, SINKS, ENTRIES, CHOSEN_ENTRIES = range(5)
 """Places of the inputs of compressed attention; the last two may be absent."""
 ATTENTION_KINDS = ("attention", "compressed_attention")
-MASK = "mask"
-"""The mask of chosen entries, which flash attention keeps for backward."""
 
 
 class Compress(OperatorKind):
@@ -95,8 +93,9 @@ class CompressedAttention(OperatorKind):
         rows_bytes = graph.summed_bytes(op.output) * rows
         element_bytes = graph.tensors[op.output].element_bytes
         if op.attributes["kernel"] == "flash":
-            chosen = (Extra(MASK, num_elements(graph, name, sizes)) for name in op.inputs[CHOSEN_ENTRIES:])
-            return Extra("log_sum_exp", rows_bytes), *chosen
+            masks_bytes = (num_elements(graph, name, sizes) for name in op.inputs[CHOSEN_ENTRIES:])
+            masks = (Extra("mask", mask_bytes, has_gradient=False) for mask_bytes in masks_bytes)
+            return Extra("log_sum_exp", rows_bytes), *masks
         columns = written_columns(op, graph)
         keys = sizes["batch"] * columns * graph.sizes[graph.tensors[op.output].dims[-1]]
         return (
@@ -104,9 +103,6 @@ class CompressedAttention(OperatorKind):
             Extra("weights_of_sinks", rows_bytes),
             Extra("joined_keys", element_bytes * keys),
         )
-
-    def own_gradients_bytes(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
-        return float(sum(extra.bytes for extra in self.extra_saved(op, graph, sizes) if extra.name != MASK))
 
     def inner_backward_bytes(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
         """Bytes of the gradients of keys and entries in FP32, in which tiles are added up."""

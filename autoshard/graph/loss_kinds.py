@@ -36,12 +36,10 @@ class CrossEntropy(OperatorKind):
         return LOSS_BACKWARD_RATIO
 
     def extra_saved(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[Extra, ...]:
-        return (Extra("probabilities", graph.summed_bytes(op.inputs[0]) * prod(sizes[dim] for dim in op.loop_dims)),)
-
-    def own_gradients_bytes(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
-        """Logits that are no narrower than probabilities need no other gradient than these."""
+        """Probabilities. Logits that are no narrower than these need no other gradient than their own."""
         is_narrow = graph.tensors[op.inputs[0]].element_bytes < FLOAT32_BYTES
-        return super().own_gradients_bytes(op, graph, sizes) if is_narrow else 0.0
+        written_bytes = graph.summed_bytes(op.inputs[0]) * prod(sizes[dim] for dim in op.loop_dims)
+        return (Extra("probabilities", written_bytes, has_gradient=is_narrow),)
 
     def internal_collectives(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[Internal, ...]:
         numbers_bytes = graph.summed_bytes(op.inputs[0]) * sizes["batch"] * sizes["seq"]
@@ -81,10 +79,8 @@ class LinearCrossEntropy(CrossEntropy):
         return (0, 1)
 
     def extra_saved(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[Extra, ...]:
-        return (Extra("log_sum_exp", graph.summed_bytes(op.inputs[0]) * sizes["batch"] * sizes["seq"]),)
-
-    def own_gradients_bytes(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
-        return 0.0
+        rows_bytes = graph.summed_bytes(op.inputs[0]) * sizes["batch"] * sizes["seq"]
+        return (Extra("log_sum_exp", rows_bytes, has_gradient=False),)
 
     def inner_backward_bytes(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
         """Bytes of one chunk's logits and, where these are narrower, probabilities in FP32. A function of the logits

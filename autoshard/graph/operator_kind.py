@@ -29,10 +29,12 @@ nothing splits; its elements are places in the sequence."""
 
 @dataclass(frozen=True)
 class Extra:
-    """A buffer that backward needs and that is not a tensor of the graph (softmax statistics, routing tables)."""
+    """A buffer that backward needs and that is not a tensor of the graph (softmax statistics, routing tables).
+    has_gradient: whether backward makes a gradient of it too."""
 
     name: str
     bytes: float
+    has_gradient: bool = True
 
 
 class OperatorKind:
@@ -104,7 +106,7 @@ class OperatorKind:
     def own_gradients_bytes(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
         """Bytes of gradients that backward makes of `extra_saved`, beside those of inputs and output. sizes: local size
         of each dim."""
-        return float(sum(extra.bytes for extra in self.extra_saved(op, graph, sizes)))
+        return float(sum(extra.bytes for extra in self.extra_saved(op, graph, sizes) if extra.has_gradient))
 
     def inner_backward_bytes(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
         """Bytes of buffers inside the operator's backward, beyond what forward kept and the gradients of inputs and
