@@ -14,7 +14,14 @@ from typing import Any, NamedTuple
 from autoshard.cost.rank import End, LastBlock, Rank, rank_of
 from autoshard.cost.rank_load import RankLoad
 from autoshard.cost.stacks import COMPILED, Software
-from autoshard.cost.travelling_bytes import SUMMED_GRADIENTS, Ends, in_work_bytes, loss_work_bytes
+from autoshard.cost.travelling_bytes import (
+    SUMMED_GRADIENTS,
+    Ends,
+    Sizes,
+    block_bytes,
+    in_work_bytes,
+    loss_work_bytes,
+)
 from autoshard.cost.values import RESERVE
 from autoshard.cost.zero_sharding import STAYS, State, Turns, Unit
 from autoshard.rows import Number, added, anywhere, largest, smallest, where
@@ -257,45 +264,37 @@ def _travelling_bytes(
 ) -> Number:
     """Bytes that one microbatch needs beside kept activations where units travel: cost/travelling_bytes.py.
     gone_bytes: of `_gone_at_first_bytes`."""
-    ends, at_ends, kept_by_loss, head_work = _ends_in_turns(rank), 0.0, 0.0, 0.0
+    (parameter, reduced), ends, loss = dtypes, _ends_in_turns(rank), (0.0, 0.0, 0.0)
     if rank.has_loss:
-        head, at_ends = rank.ends[-1], _of_ends(rank, "working_bytes")
+        head = rank.ends[-1]
         kept_by_loss = head.part.kept_bytes
-        head_work = _head_work_bytes(rank, head) + kept_by_loss
-
-    def needed(turns: Turns, backwards: Sequence[Backward], chunks: Sequence[LastBlock]) -> Number:
-        last, opens, before = chunks[0], 1.0, 0.0
-        works = _works(backwards, turns, rank.hidden_bytes)
+        loss = _of_ends(rank, "working_bytes"), _head_work_bytes(rank, head) + kept_by_loss, kept_by_loss
+    sizes = Sizes(parameter, state.gathers * parameter, reduced)
+    kinds = state.turns or [(True, state.block.travelling.turns)]
+    of_blocks = opening = closing = 0.0
+    for (there, turns), works, chunks in zip(kinds, backwards, rank.kinds, strict=True):
+        last, before = chunks[0], chunks[0].opens * ends.last * (1 + 1 / state.owners)
+        if last.behind:
+            leaving = (where(count > 0, kinds[kind][1].last_on_its_way, 0.0) for kind, _, count in last.behind)
+            before = before + reduce(largest, leaving)
+        blocks = (rank.most_blocks if last.blocks is None else last.blocks) - last.num_behind
         behind = reduce(smallest, (_given_back(rank, one.part, one.part.kept_bytes) for one in chunks))
         kept_bytes = reduce(largest, (one.part.kept_bytes for one in chunks))
         segment_bytes = reduce(largest, (one.part.segment_bytes for one in chunks))
-        turns = turns.run_again(segment_bytes > 0, kept_bytes <= rank.hidden_bytes)
-        if last.behind:
-            opens = where(last.num_behind > 0, 0.0, 1.0)
-            leaving = (where(count > 0, state.turns[kind][1].last_on_its_way, 0.0) for kind, _, count in last.behind)
-            before = reduce(largest, leaving)
-        return in_work_bytes(
-            state.gathers,
-            dtypes,
-            state.owners,
-            turns,
-            ends,
-            (*(work + turns.copies_bytes for work in works), at_ends),
-            (gone_bytes, kept_by_loss),
-            (rank.most_blocks if last.blocks is None else last.blocks) - last.num_behind,
-            rank.hidden_bytes,
-            opens,
+        needed = block_bytes(
+            turns.run_again(segment_bytes > 0, kept_bytes <= rank.hidden_bytes),
+            [work + turns.copies_bytes for work in _works(works, turns, rank.hidden_bytes)],
             before,
+            blocks,
+            sizes,
+            rank.hidden_bytes,
             largest(0.0, behind),
-            head_work,
         )
-
-    if not state.turns:
-        return needed(state.block.travelling.turns, backwards[0], rank.kinds[0])
-    of_kinds = zip(state.turns, backwards, rank.kinds, strict=True)
-    return reduce(
-        largest, (where(there, needed(turns, works, chunks), 0.0) for (there, turns), works, chunks in of_kinds)
-    )
+        runs = there & (blocks > 0)
+        of_blocks = largest(of_blocks, where(runs, needed, 0.0))
+        opening = largest(opening, where(runs & last.opens, turns.larger, 0.0))
+        closing = largest(closing, where(runs, turns.last_on_its_way, 0.0))
+    return in_work_bytes(of_blocks, ends, sizes, state.owners, loss, gone_bytes, opening, closing)
 
 
 def _works(backwards: Sequence[Backward], turns: Turns, hidden_bytes: Number) -> list[Number]:

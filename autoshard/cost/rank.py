@@ -34,12 +34,14 @@ class LastBlock(NamedTuple):
     """The last block of one kind on a chunk: of its kind the first one to run backward. part: its bytes. there: whether
     the chunk has such a block. behind: (place of the kind in Rank.kinds, block, how many) of those behind it, which
     have run backward by then. blocks: of all kinds on the chunk, of several such chunks on the one with the most; None:
-    as many as on any chunk of the rank."""
+    as many as on any chunk of the rank. opens: whether the head, on its rank, is behind it and no block of another
+    kind; with several chunks, whether the last one has such a block."""
 
     part: Any
     there: Any = True
     behind: Sequence[tuple[int, Any, Number]] = ()
     blocks: Number | None = None
+    opens: Any = True
 
     @property
     def num_behind(self) -> Number:
@@ -158,5 +160,6 @@ def _last_blocks(load: RankLoad) -> tuple[tuple[LastBlock, ...], ...]:
         behind = dict(stage.behind) if len(load.stages) == 1 else {}
         for kind, part in stage.blocks.items():
             others = tuple((places[other], stage.blocks[other], count) for other, count in behind.get(kind, ()))
-            found[kind][id(part)] = LastBlock(part, behind=others, blocks=most[kind])
+            opens = not others if len(load.stages) == 1 else load.kind_counts[kind][-1] > 0
+            found[kind][id(part)] = LastBlock(part, behind=others, blocks=most[kind], opens=opens)
     return tuple(tuple(of_kind.values()) for of_kind in found.values())

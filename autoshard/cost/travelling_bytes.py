@@ -39,61 +39,78 @@ class Ends(NamedTuple):
     chunks_loss: bool = False
 
 
+class Sizes(NamedTuple):
+    """Bytes of a weight and its gradient, of a weight that is gathered, and of a gradient as it is sent."""
+
+    parameter: Number
+    whole: Number
+    reduced: Number
+
+
 def loss_work_bytes(logit_bytes: int) -> int:
     """Bytes for each logit that the backward of a loss works with."""
     return logit_bytes + (PROBABILITY_BYTES if logit_bytes < PROBABILITY_BYTES else 0)
 
 
-def in_work_bytes(
-    gathers: Number,
-    dtypes: tuple[int, int],
-    owners: Number,
+def block_bytes(
     block: Turns,
-    ends: Ends,
-    at_work: tuple[Number, Number, Number, Number],
-    gone_bytes: tuple[Number, Number],
+    works: Sequence[Number],
+    before: Number,
     blocks: Number,
+    sizes: Sizes,
     hidden_bytes: Number,
-    opens: Number = 1.0,
-    before: Number = 0.0,
     behind: Number = 0.0,
-    head_work: Number = 0.0,
 ) -> Number:
-    """Bytes beside kept activations at the worst moment of a microbatch, over rows.
+    """Bytes beside kept activations at the worst moment of the last block of a kind on a chunk, over rows.
 
-    gathers, owners: as in State. dtypes: bytes of a weight and of a gradient as it is sent. block, ends: what travels.
-    at_work: what a block works on most; what it does but for tiles of scores with all that the largest segment saves
-    that runs again, and with what all segments do, of which moments say what was given back; what the loss works on.
-    gone_bytes: of all that is kept, what is gone when the embedding runs backward; what is gone when blocks do: the
-    loss kept it. blocks: of a chunk, up to the last one such. opens: 1 where that is the first one of a backward, else
-    0: then the bucket of the head has left before, and the head comes before a block of another kind. before: elements
-    of the last bucket of that block on its way. behind: bytes that the block behind this one no longer keeps, at least,
-    where there is one. head_work: what the head works with when the loss is over.
+    block: what travels. works: what it works on most; what it does but for tiles of scores with all that the largest
+    segment saves that runs again, and with what all segments do, of which moments say what was given back. before:
+    elements on their way when its backward begins: of the head, or of the last bucket of a block of another kind.
+    blocks: of a chunk, up to this one. behind: bytes that the block behind it no longer keeps, at least, where there is
+    one such.
 
     A bucket of a block: the block's weights and the next one's, its gradients, those of the one before on their way;
     the smaller one when the larger one of the next block has not arrived. The first block of a backward has none before
     it but the head, the last one none behind it. What leaves is there twice at first, as backward left it and as it is
-    sent, and with it the rank's shard of what arrives. A table alike; of the head before that its weights and gradients
-    of logits. When the embedding has its gradient, the last bucket of the block is on its way; where the head has the
-    same table, its weights are whole until then, and there are two gradients and their sum.
+    sent, and with it the rank's shard of what arrives.
+    """
+    given = block, works, before, blocks, sizes, hidden_bytes, behind
+    return either(block.is_last, lambda: _larger_last(*given), lambda: _larger_first(*given))
+
+
+def in_work_bytes(
+    of_blocks: Number,
+    ends: Ends,
+    sizes: Sizes,
+    owners: Number,
+    loss: tuple[Number, Number, Number],
+    gone_bytes: Number,
+    opening: Number,
+    closing: Number,
+) -> Number:
+    """Bytes beside kept activations at the worst moment of a microbatch, over rows.
+
+    of_blocks: `block_bytes` of the block that needs most, 0 for none. ends: what travels of these. owners: as in State.
+    loss: what it works with; what the head works with when the loss is over; what it kept, which is gone when blocks
+    run backward. gone_bytes: of all that is kept, what is gone when the embedding does. opening: elements of the larger
+    bucket of the block in front of the head, 0 for none. closing: of the bucket that is on its way when the embedding
+    runs backward.
+
+    What leaves of a table is there twice at first, as backward left it and as it is sent, and with it the rank's shard
+    of what arrives; of the head before that its weights and gradients of logits. When the embedding has its gradient,
+    the last bucket of a block is on its way; where the head has the same table, its weights are whole until then, and
+    there are two gradients and their sum.
 
     The loss of a prediction module comes first. When the model's own is at work, the module's has been given back, the
     head has its gradient and the embedding too, and the module's last bucket leaves; the head then gets another
     gradient and their sum.
     """
-    (parameter, reduced), (*block_work, loss_work), (first, last) = dtypes, at_work, ends[:2]
-    larger = block.larger
-    whole, on_its_way = gathers * parameter, reduced + reduced / owners
-    gone_at_embedding, kept_by_loss = gone_bytes
-    in_front = opens * last * (1 + 1 / owners) + before
-    given = block, block_work, in_front, blocks, (parameter, whole, reduced), hidden_bytes, behind
-    of_block = either(block.is_last, lambda: _larger_last(*given), lambda: _larger_first(*given))
-    of_block = (blocks > 0) * of_block
-    before_table = (blocks > 0) * block.last_on_its_way * reduced
+    (parameter, whole, reduced), (loss_work, head_work, kept_by_loss), (first, last) = sizes, loss, ends[:2]
+    on_its_way, before_table = reduced + reduced / owners, closing * reduced
     table_leaves = first * (parameter + on_its_way)
     of_embedding = largest(first * parameter + before_table, table_leaves)
     if anywhere(ends.tied) or anywhere(ends.waiting):
-        of_block = of_block + ends.tied * first * (whole + parameter) + ends.waiting * parameter
+        of_blocks = of_blocks + ends.tied * first * (whole + parameter) + ends.waiting * parameter
         on_table = first * (whole + SUMMED_GRADIENTS * parameter) + before_table
         of_embedding = where(ends.tied > 0, largest(on_table, table_leaves), of_embedding)
     share, probability = 1 / loss_work_bytes(parameter), PROBABILITY_BYTES
@@ -111,16 +128,16 @@ def in_work_bytes(
         on_sum = of_module * (gathered + last * (SUMMED_GRADIENTS - 1) * parameter)
         of_logits = largest(largest(of_logits + of_module * last * parameter, on_loss), on_sum) + module
         leaving = leaving + waiting
-    of_head = (blocks > 0) * larger * whole + largest(of_logits, leaving)
+    of_head = opening * whole + largest(of_logits, leaving)
     if predicts:
         on_prediction = kept_by_loss - probabilities + gradients_of_logits + gathered + ends.predicting * whole
         of_head = largest(of_head, of_module * on_prediction)
-    return largest(largest(of_block, opens * of_head), of_embedding - gone_at_embedding) - kept_by_loss
+    return largest(largest(of_blocks, of_head), of_embedding - gone_bytes) - kept_by_loss
 
 
 def _moments(works: Sequence[Number], block: Turns, hidden_bytes: Number) -> Iterator[Number]:
     """Bytes that a block works on early, late, when most is there after that, then with a tile of scores if there is
-    one, and when its larger bucket leaves. works: as of in_work_bytes.
+    one, and when its larger bucket leaves. works: as of block_bytes.
 
     Early and late one segment has run again, that at the block's end. After that others have run again, too, and what
     that one saved is among what was given back.
@@ -140,30 +157,28 @@ def _moments(works: Sequence[Number], block: Turns, hidden_bytes: Number) -> Ite
 def _larger_first(
     block: Turns,
     works: Sequence[Number],
-    head: Number,
+    before: Number,
     blocks: Number,
-    sizes: tuple[Number, Number, Number],
+    sizes: Sizes,
     hidden_bytes: Number,
     behind: Number,
 ) -> Number:
-    """Bytes of a block whose larger bucket leaves first, or that has one bucket. works, behind: as of in_work_bytes.
-    head: elements on their way when the first of such blocks runs backward. sizes: bytes of a gradient, of a weight
-    that is gathered, of a gradient on its way."""
+    """Bytes of a block whose larger bucket leaves first, or that has one bucket. Arguments as of block_bytes."""
     (parameter, whole, reduced), larger, other = sizes, block.larger, block.other
     larger_leaves = reduced * block.larger_on_its_way
     several, many, apart = (blocks > 1) * 1.0, (blocks >= FEW_BLOCKS) * 1.0, (larger < block.all) * 1.0
     two_buckets, ahead = anywhere(apart), (1 - block.waits) * larger
-    behind_head = several * ahead * whole + head * reduced
+    first = several * ahead * whole + before * reduced
     between = many * ahead * whole + several * (reduced * block.other_on_its_way - behind)
     _, late, after, in_tile, leaving = _moments(works, block, hidden_bytes)
     of_late = late + block.late * parameter
     of_end, after = largest(after + larger * parameter, in_tile + block.tiled * parameter), largest(after, in_tile)
     of_larger = largest(works[0] + block.early * parameter, of_late)
     of_larger = largest(of_larger, where(apart, of_late, of_end) if two_buckets else of_end)
-    of_larger = of_larger + block.all * whole + largest(behind_head, between)
+    of_larger = of_larger + block.all * whole + largest(first, between)
     gathered = several * ahead
     if two_buckets:
-        leaves = largest(larger_leaves, head * reduced)
+        leaves = largest(larger_leaves, before * reduced)
         of_other = after + (other + several * larger) * whole + other * parameter + leaves
         of_larger, gathered = largest(of_larger, apart * of_other), apart * other + gathered
     return largest(of_larger, leaving + gathered * whole + larger * parameter + larger_leaves)
@@ -172,13 +187,13 @@ def _larger_first(
 def _larger_last(
     block: Turns,
     works: Sequence[Number],
-    head: Number,
+    before: Number,
     blocks: Number,
-    sizes: tuple[Number, Number, Number],
+    sizes: Sizes,
     hidden_bytes: Number,
     behind: Number,
 ) -> Number:
-    """Bytes of a block whose experts, the smaller bucket, leave first. Arguments as of _larger_first.
+    """Bytes of a block whose experts, the smaller bucket, leave first. Arguments as of block_bytes.
 
     The bucket of the block before, or of the head, is on its way until the experts leave, these until the rest does.
     """
@@ -187,11 +202,10 @@ def _larger_last(
     several, many = (blocks > 1) * 1.0, (blocks >= FEW_BLOCKS) * 1.0
     early, late, after, in_tile, leaving = _moments(works, block, hidden_bytes)
     after = largest(after, in_tile)
-    before = largest(
-        several * experts * whole + head * reduced, many * experts * whole + several * (rest_leaves - behind)
-    )
+    first = several * experts * whole + before * reduced
+    between = many * experts * whole + several * (rest_leaves - behind)
     gradients = largest(early + block.early * parameter, late + block.late * parameter)
-    of_experts = block.all * whole + gradients + before
+    of_experts = block.all * whole + gradients + largest(first, between)
     gathered = (rest + several * experts) * whole
     of_leaving = late + gathered + block.late * parameter + experts_leave
     of_rest = after + gathered + rest * parameter + experts_leave

@@ -12,7 +12,7 @@ from autoshard.cost.local_shape import strategy_mesh
 from autoshard.cost.part import Part
 from autoshard.cost.passes import Passes, block_passes, end_passes, exposed, stage_passes
 from autoshard.cost.stage import mean_part, strategy_parts
-from autoshard.cost.travelling_bytes import Ends, in_work_bytes
+from autoshard.cost.travelling_bytes import Ends, Sizes, block_bytes, in_work_bytes
 from autoshard.cost.zero_sharding import Travelling, Turns, Unit, in_turns
 from autoshard.errors import AutoshardError
 from autoshard.graph.count import Collective
@@ -73,6 +73,29 @@ def turns(block: int, larger: int, other: int, **changes: Any) -> Turns:
     return Turns(block, larger, other, larger, larger, 0.0, 0.0, 0.0)._replace(**shared | changes)
 
 
+def in_work(
+    gathers: int,
+    block: Turns,
+    ends: Ends,
+    at_work: tuple[float, float, float, float],
+    gone_bytes: tuple[float, float],
+    blocks: int,
+    hidden_bytes: float,
+    opens: bool = True,
+    before: float = 0.0,
+    behind: float = 0.0,
+) -> float:
+    """Bytes of blocks of one kind between ends of the model. Two ranks, two-byte weights, four-byte sums. at_work: of
+    block_bytes, and the loss. gone_bytes: when the embedding runs backward, and what the loss kept. opens: whether the
+    head is right behind these blocks."""
+    sizes, (*works, loss_work), (gone_at_embedding, kept_by_loss) = Sizes(2, gathers * 2, 4), at_work, gone_bytes
+    before += opens * ends.last * 1.5
+    of_block = block_bytes(block, works, before, blocks, sizes, hidden_bytes, behind)
+    loss, last = (loss_work, 0.0, kept_by_loss), block.last_on_its_way
+    found: float = in_work_bytes(of_block, ends, sizes, 2, loss, gone_at_embedding, opens * block.larger, last)
+    return found
+
+
 def test_the_worst_moment() -> None:
     # blocks of 10 elements between tables of 100; two-byte weights, four-byte sums, two ranks
     def at_worst(gathers: int, **changes: Any) -> float:
@@ -85,8 +108,7 @@ def test_the_worst_moment() -> None:
             "hidden_bytes": 10.0,
             **changes,
         }
-        found: float = in_work_bytes(gathers, (2, 4), 2, **given)
-        return found
+        return in_work(gathers, **given)
 
     sent = 4 + 2
     # the embedding, when all blocks are through and, on its rank, the loss
@@ -150,8 +172,7 @@ def test_the_worst_moment_of_a_block_whose_experts_leave_first() -> None:
             "blocks": 4,
             "hidden_bytes": 10.0,
         }
-        found: float = in_work_bytes(1, (2, 4), 2, block, ends, **given | changes)
-        return found
+        return in_work(1, block, ends, **given | changes)
 
     sent = 4 + 2
     experts = turns(10, 8, 2, early=1, late=2, back_late=50.0, back_leaving=50.0, is_last=1.0)
@@ -160,9 +181,9 @@ def test_the_worst_moment_of_a_block_whose_experts_leave_first() -> None:
     assert at_worst(most_before) == 500 + 2 * 10 + 2 * 1 + 2 * 2 + 8 * sent
     assert at_worst(most_before, behind=7.0) == at_worst(most_before) - 7
     # the head leaves before the first block only: then the block is of another kind
-    assert at_worst(most_before, last=100) == 500 + 2 * 10 + 2 * 1 + 2 * 2 + 100 * sent
-    assert at_worst(most_before, last=100, opens=0.0) == at_worst(most_before)
-    assert at_worst(most_before, opens=0.0, before=9 * 1.5) == 500 + 2 * 10 + 2 * 1 + 2 * 2 + 9 * sent
+    assert at_worst(most_before, last=20) == 500 + 2 * 10 + 2 * 1 + 2 * 2 + 20 * sent
+    assert at_worst(most_before, last=20, opens=False) == at_worst(most_before)
+    assert at_worst(most_before, opens=False, before=9 * 1.5) == 500 + 2 * 10 + 2 * 1 + 2 * 2 + 9 * sent
     # most when the experts are on their way: the rest and the next one's experts are whole
     assert at_worst(experts._replace(back_before=30.0)) == 500 + 2 * (8 + 2) + 8 * 2 + 2 * sent
     # at the end
@@ -173,18 +194,7 @@ def test_the_worst_moment_of_a_block_whose_experts_leave_first() -> None:
 def test_the_worst_moment_of_few_blocks() -> None:
     def at_worst(blocks: int, last: int, given_back: float = 0.0) -> float:
         block = turns(10, 10, 10, back_leaving=given_back)
-        found: float = in_work_bytes(
-            1,
-            (2, 4),
-            2,
-            block,
-            Ends(0, last, 0),
-            at_work=(50.0, 50.0, 50.0, 0.0),
-            gone_bytes=(0.0, 0.0),
-            blocks=blocks,
-            hidden_bytes=1,
-        )
-        return found
+        return in_work(1, block, Ends(0, last, 0), (50.0, 50.0, 50.0, 0.0), (0.0, 0.0), blocks, hidden_bytes=1)
 
     sent = 4 + 2
     assert at_worst(1, 0) == 50 + 10 * (2 + sent)  # its gradients leave: its weights are gone
@@ -198,10 +208,7 @@ def test_the_worst_moment_of_few_blocks() -> None:
 def test_the_worst_moment_with_a_prediction_module() -> None:
     # tables of 100, of which the module has been through both; its last bucket has 20; two-byte weights, two ranks
     def at_worst(ends: Ends, loss: float, kept: float) -> float:
-        found: float = in_work_bytes(
-            1, (2, 4), 2, turns(10, 10, 10), ends, (5.0, 5.0, 5.0, loss), (50.0, kept), 4, 10.0
-        )
-        return found
+        return in_work(1, turns(10, 10, 10), ends, (5.0, 5.0, 5.0, loss), (50.0, kept), 4, 10.0)
 
     sent, logits = 4 + 2, 600
     one_rank, last_rank = Ends(100, 100, 0, 100, 20, 20), Ends(0, 100, 0, 0, 100, 20)
@@ -268,8 +275,7 @@ def test_the_worst_moment_with_a_tile_of_scores() -> None:
     # a block alone of 10 elements; the MLP works with 500; attention with 30 units of 10 less, and with a tile of 250
     def at_worst(block: Turns, of_block: tuple[float, float, float] = (500.0, 500.0, 500.0)) -> float:
         work = (*of_block, 0.0)
-        found: float = in_work_bytes(0, (2, 4), 2, block, Ends(0, 0, 0), work, (50.0, 0.0), 1, hidden_bytes=10.0)
-        return found
+        return in_work(0, block, Ends(0, 0, 0), work, (50.0, 0.0), 1, hidden_bytes=10.0)
 
     block = turns(10, 10, 10, early=4, late=8, back_late=20.0, back_after=29.0, back_leaving=45.0)
     tiled = block._replace(back_tiled=30.0, tile_bytes=250.0, tiled=9)

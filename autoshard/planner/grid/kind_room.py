@@ -143,7 +143,8 @@ class Blocks:
         ends, hidden_bytes = layouts_ends(whole.family, first, last, state), whole.hidden_bytes(rows)
         holds = whole.family.holds(whole.count[rows])[rank]._replace(in_flight=1, waiting=0, at_first=1)
         of_rank = rank_rows(whole.family, holds, np.full_like(rows, place), rank, block, ends, hidden_bytes)
-        kinds = [(LastBlock(block, there == 1),) for there in of_kinds]
+        of_one_chunk = self.vpp == 1  # of several the head's may have no such block
+        kinds = [(LastBlock(block, there == 1, opens=of_one_chunk),) for there in of_kinds]
         of_rank = of_rank._replace(block=block._replace(kept_bytes=np.full(len(rows), much)), kinds=kinds)
         if not at_ends:
             of_rank = of_rank._replace(ends=())

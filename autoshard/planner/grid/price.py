@@ -250,10 +250,11 @@ def last_blocks(
     def of_kind(kind: int, there: Array) -> Iterator[LastBlock]:
         on_chunks = there if len(kinds[kind]) == len(there) else there.any(0, keepdims=True)
         most = np.where(there, of_chunks, 0).max(0)
+        opens = counts[kind][-1] > 0 if behind is None else behind[kind].sum(0) == 0
         for block, on_chunk in zip(kinds[kind], on_chunks, strict=True):
             others = [] if behind is None else enumerate(zip(kinds, behind[kind], strict=True))
             some_behind = [(place, one, count) for place, ((one,), count) in others if count.any()]
-            yield LastBlock(block, on_chunk, some_behind, most)
+            yield LastBlock(block, on_chunk, some_behind, most, opens)
 
     return tuple(tuple(of_kind(kind, share > 0)) for kind, share in enumerate(shares(counts)))
 
