@@ -66,34 +66,37 @@ class GatedDeltaRule(OperatorKind):
         return (0, 1, 2, 3, 4)
 
     def inner_backward_bytes(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
-        """Bytes of the FP32 numbers that the torch runtime holds at once, as it computes forward again and goes back.
+        """Bytes of the FP32 numbers that the torch runtime holds at once, as it computes forward again and goes back,
+        beside the gradients of all inputs: these are not there by then, unless it works off some heads at a time.
 
-        Fitted, within 1 %, to what its backward holds on fake tensors with 1, 2 and 4 value heads a key head, and heads
-        of 64 to 256.
+        Exact to a part in a thousand of what its backward holds of one sequence on fake tensors, with 1, 2 and 4 value
+        heads a key head and heads of 64 to 256; of several sequences, which need not be copied, it holds a copy of the
+        values less.
         """
+        gradients = sum(num_elements(graph, name, sizes) * graph.tensors[name].element_bytes for name in op.inputs[:5])
         if fades_by_channel(op, graph):
-            return self._bytes_of_channels(op, graph, sizes)
+            part, held = self._bytes_of_channels(op, graph, sizes)
+            return held - gradients if part == 1 else held
         keys, values = sizes["linear_keydim"], sizes["linear_valuedim"]
-        of_token = 8.7 * keys + 6 * values + 4.6 * DELTA_CHUNK + 2 * keys * values / DELTA_CHUNK  # a value head's
-        numbers = of_token * num_elements(graph, op.inputs[3], sizes)
-        return graph.summed_bytes(op.inputs[0]) * (numbers + 6.5 * num_elements(graph, op.inputs[0], sizes))
+        of_value = 9 * keys + 7 * values + 4 * DELTA_CHUNK + 4 + 2 * keys * values / DELTA_CHUNK
+        of_key = 6 * keys + DELTA_CHUNK + 2
+        numbers = (of_key + sizes["linear_group"] * of_value) * num_elements(graph, op.inputs[0], sizes) / keys
+        return graph.summed_bytes(op.inputs[0]) * numbers - gradients
 
-    def _bytes_of_channels(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
-        """The same where channels fade by themselves, of the heads that the torch runtime works off at once; gradients
-        of all heads' inputs where these are not all.
+    def _bytes_of_channels(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[float, float]:
+        """The part of all heads that the torch runtime works off at once where channels fade by themselves, and the
+        bytes that it holds of these.
 
-        Fitted, within 1 %, to what its backward holds on fake tensors: keys and values of 64 to 256 numbers, one and
-        two value heads a key head, all heads at once and some.
+        Fitted, within 1 % with keys and values of 128 numbers, to what its backward holds of one sequence on fake
+        tensors: one and two value heads a key head, all heads at once and some.
         """
         keys, values, heads = sizes["linear_keydim"], sizes["linear_valuedim"], sizes["linear_key_head"]
         scores = numbers_of_head(sizes["seq"], keys)
         part = min(1.0, most_scan_scores(heads, scores) / (scores * heads))
-        of_value = 15 * keys + 6 * values + 1.15 * DELTA_CHUNK + 2 * keys * values / DELTA_CHUNK
+        of_value = 15 * keys + 7 * values + 1.15 * DELTA_CHUNK + 2 * keys * values / DELTA_CHUNK
         of_key = 17.5 * keys + 1.15 * DELTA_CHUNK
         numbers = (of_key + sizes["linear_group"] * of_value) * sizes["batch"] * sizes["seq"] * heads
-        gradients = sum(num_elements(graph, op.inputs[index], sizes) for index in (0, 1, 2, 4))
-        element_bytes = graph.tensors[op.inputs[0]].element_bytes
-        return graph.summed_bytes(op.inputs[0]) * part * numbers + (element_bytes * gradients if part < 1 else 0.0)
+        return part, graph.summed_bytes(op.inputs[0]) * part * numbers
 
 
 def numbers_of_head(seq: float, keys: float) -> float:

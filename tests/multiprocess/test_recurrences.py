@@ -12,9 +12,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # the name that torch's own documentation uses
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from autoshard.cost.working_bytes import working_bytes
 from autoshard.graph import score_tiles
-from autoshard.graph.count import loop_sizes
-from autoshard.graph.operators import KINDS
 from autoshard.graph.partition import OperatorStep, Program, partition
 from autoshard.graph.recurrent_kinds import DELTA_CHUNK
 from autoshard.models.registry import load_model
@@ -265,8 +264,8 @@ def test_what_is_kept_is_what_the_graph_counts(name: str, recompute: str) -> Non
             assert row.measured == pytest.approx(row.counted, abs=8192), row
 
 
-def program_of(model: ModelSpec, kind: str, seq: int) -> tuple[Program, OperatorStep]:
-    graph = stage_graph(model, dim_sizes(model, BATCH, seq), (0,), False, False)
+def program_of(model: ModelSpec, kind: str, seq: int, batch: int = BATCH) -> tuple[Program, OperatorStep]:
+    graph = stage_graph(model, dim_sizes(model, batch, seq), (0,), False, False)
     program = partition(graph, {}, {op.name: {} for op in graph.operators})
     [step] = [one for one in program.steps if isinstance(one, OperatorStep) and one.operator.kind == kind]
     return program, step
@@ -311,11 +310,11 @@ KIMI = load_model("kimi-linear-48b-a3b").linear_attention
 @pytest.mark.parametrize(
     ("kind", "sizes", "close"),
     [
-        *(("gated_delta_rule", LINEAR, 0.02), ("by channel", KIMI, 0.02), ("state_space_scan", MAMBA, 0.04)),
+        *(("gated_delta_rule", LINEAR, 1e-3), ("by channel", KIMI, 0.01), ("state_space_scan", MAMBA, 0.04)),
         *some(
             [
                 ("state_space_scan", Mamba(32, 64, 128, 4, 128, True, 4), 0.05),
-                ("gated_delta_rule", LinearAttention(8, 8, 64, 128, 4), 0.02),
+                ("gated_delta_rule", LinearAttention(8, 8, 64, 128, 4), 1e-3),
                 ("by channel", LinearAttention(8, 16, 64, 128, 4), 0.02),
             ],
             1,
@@ -323,23 +322,22 @@ KIMI = load_model("kimi-linear-48b-a3b").linear_attention
     ],
 )
 def test_backward_holds_what_is_planned(kind: str, sizes: Any, close: float) -> None:
-    """Beside its inputs, its output and their gradients. The scan's 64 heads of a chunk of 256 are two tiles, as
-    are Kimi's 32 heads."""
+    """Beside its inputs, its output and the gradient of that. The scan's 64 heads of a chunk of 256 are two tiles, as
+    are Kimi's 32 heads. The delta rule has one sequence, of which it holds most."""
     field = "mamba" if kind == "state_space_scan" else "linear_attention"
     model = replace(load_model(MODEL_OF[kind]), **{field: sizes})
     kind, length = ("gated_delta_rule", 4096) if kind == "by channel" else (kind, 2048)
-    program, step = program_of(model, kind, length)
+    program, step = program_of(model, kind, length, batch=BATCH if kind == "state_space_scan" else 1)
     graph = program.graph
     shapes = [[graph.sizes[dim] for dim in graph.tensors[name].dims] for name in step.operator.inputs]
     with FakeTensorMode():
         inputs = [torch.empty(shape, dtype=torch.bfloat16, requires_grad=True) for shape in shapes]
         with Held(inputs) as held:
             out = kernel(Context(program, None), step)(*inputs)
-            grad = torch.ones_like(out)
+            grad = torch.ones(out.shape, dtype=out.dtype)
             held.most = before = held.now
             out.backward(grad)
-    local = loop_sizes(program, step)
-    planned = KINDS[kind].inner_backward_bytes(step.operator, graph, local)
+    planned = working_bytes(program, step) - grad.numel() * grad.element_size()
     assert held.most - before == pytest.approx(planned, rel=close)
 
 
