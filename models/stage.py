@@ -111,12 +111,12 @@ def _latent_sizes(model: ModelSpec, latent: LatentAttention) -> dict[str, int]:
     unturned = model.head_dim - latent.qk_rope_head_dim
     sizes = {
         "kv_rank": latent.kv_lora_rank,
-        "kv_a": latent.kv_lora_rank + latent.qk_rope_head_dim,
         "kv_b": unturned + latent.v_head_dim,
         "nopedim": unturned,
-        "ropedim": latent.qk_rope_head_dim,
         "valuedim": latent.v_head_dim,
     }
+    if turned := latent.qk_rope_head_dim:
+        sizes |= {"kv_a": latent.kv_lora_rank + turned, "ropedim": turned}
     return sizes if latent.q_lora_rank is None else {**sizes, "q_rank": latent.q_lora_rank}
 
 

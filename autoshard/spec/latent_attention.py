@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from autoshard.files.codec import Count
+from autoshard.files.codec import Count, Whole
 from autoshard.files.fields import check_flag, check_integer
 
 
@@ -16,34 +16,35 @@ class LatentAttention:
     q_lora_rank: Width of the vector that a token's queries are made of; null where they are made of the hidden state.
     kv_lora_rank: Width of the vector that all keys and values of a token are made of.
     qk_rope_head_dim: Numbers at the end of each head's query and key that rotary positions turn; all heads share those
-        of the key.
+        of the key. 0 where no block has positions, and each head has a whole key of its own.
     v_head_dim: Width of a head's value.
     rope_interleave: Whether positions turn neighbours, 0 with 1, in place of numbers that are half the width apart.
 
-    Raises AutoshardError for a width that is no positive whole number.
+    Raises AutoshardError for a width that is no positive whole number, and for a qk_rope_head_dim below 0.
     """
 
     q_lora_rank: Count | None
     kv_lora_rank: Count
-    qk_rope_head_dim: Count
+    qk_rope_head_dim: Whole
     v_head_dim: Count
     rope_interleave: bool = True
 
     def __post_init__(self) -> None:
         of = "latent_attention"
-        for field in ("kv_lora_rank", "qk_rope_head_dim", "v_head_dim"):
+        for field in ("kv_lora_rank", "v_head_dim"):
             check_integer(of, field, getattr(self, field))
+        check_integer(of, "qk_rope_head_dim", self.qk_rope_head_dim, at_least=0)
         if self.q_lora_rank is not None:
             check_integer(of, "q_lora_rank", self.q_lora_rank)
         check_flag(of, "rope_interleave", self.rope_interleave)
 
     def shrunk(self, head_dim: int) -> LatentAttention:
-        """The same parts at a width of queries and keys that is a multiple of 4: half of a head turns, values are
-        narrower."""
+        """The same parts at a width of queries and keys that is a multiple of 4: half of a head turns, if some of it
+        does, values are narrower."""
         return LatentAttention(
             q_lora_rank=None if self.q_lora_rank is None else 3 * head_dim,
             kv_lora_rank=2 * head_dim,
-            qk_rope_head_dim=head_dim // 2,
+            qk_rope_head_dim=head_dim // 2 if self.qk_rope_head_dim else 0,
             v_head_dim=3 * head_dim // 4,
             rope_interleave=self.rope_interleave,
         )

@@ -31,6 +31,7 @@ from autoshard.spec.model_types import (
     MLP_LAYER_TYPES,
     MOST_REPEATED,
     NONE,
+    NOPE,
     POSITION_TYPES,
     RECURRENT,
     ROUTED,
@@ -61,6 +62,7 @@ def check_model(model: ModelSpec) -> None:
     _check_indexer(model)
     _check_experts(model)
     _check_kinds(model)
+    _check_turned_part(model)
     _check_branch_multipliers(model)
     _check_gates(model)
     _check_prediction(model)
@@ -401,6 +403,17 @@ def _check_kinds(model: ModelSpec) -> None:
             f"dense_intermediate_size={model.dense_intermediate_size} of {model.name} must be the width of the blocks "
             f"that are {DENSE} in mlp_layer_types, and 0 without such blocks"
         )
+
+
+def _check_turned_part(model: ModelSpec) -> None:
+    """Heads of latent attention that nothing turns only where no block has positions."""
+    latent = model.latent_attention
+    if latent is None or latent.qk_rope_head_dim or not any(map(model.has_rope, range(model.num_hidden_layers))):
+        return
+    raise AutoshardError(
+        f"qk_rope_head_dim=0 of {model.name} leaves positions nothing to turn: position_types must say {NOPE} of all "
+        "blocks"
+    )
 
 
 def _mixers(model: ModelSpec) -> tuple[str, ...]:

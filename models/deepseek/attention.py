@@ -4,8 +4,9 @@
     c, r = down(h)                          one vector for all keys and values, and the part of keys that positions turn
     k = [up(norm(c)), rope(r) for all heads]    v = up(norm(c))
 
-In blocks without positions nothing turns. Attention's output may be multiplied by a gate of each head, made of h. With
-an indexer, a query sees no keys but those that it chooses by h and norm(down(h)) of the query.
+In blocks without positions nothing turns; a family that has them in no block may have no r. Attention's output may be
+multiplied by a gate of each head, made of h. With an indexer, a query sees no keys but those that it chooses by h and
+norm(down(h)) of the query.
 
 The products that make compressed vectors have no dim of heads: each tensor-parallel rank has them whole, works on its
 part of the sequence where that is split, and the gradients are summed. The products behind them split heads, and gather
@@ -24,8 +25,8 @@ from autoshard.spec.model import ModelSpec
 from autoshard.spec.model_types import EACH_HEAD
 
 NORM_EPS = INDEXER_EPS = 1e-6
-"""Of the norms of compressed vectors and of an indexer's keys, whatever the model's: transformers' default, and
-DeepSeek's own code."""
+"""Of the norms of compressed vectors, where a family has no other, and of an indexer's keys, whatever the model's:
+transformers' default, and DeepSeek's own code."""
 QUERIES, KEYS = "kvhead group headdim", "kvhead kv_b"
 
 
@@ -34,27 +35,35 @@ def latent_attention(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kern
 
     x: [batch, seq, embed]. layer: place of the block. kernel: of attention, 'flash' or 'plain'.
     """
-    latent = model.latent_attention
-    assert latent is not None, model
     prefix = f"model.layers.{layer}"
-    name = f"{prefix}.self_attn"
     b.module = "attention_norm"
     h = norm(b, model, f"{prefix}.input_layernorm", x)
+    out = attended(b, model, h, layer, kernel)
+    return residual(b, model, f"{prefix}.attention_residual", x, (out, f"{prefix}.self_attn.dropout"))
+
+
+def attended(b: GraphBuilder, model: ModelSpec, h: str, layer: int, kernel: str, norm_eps: float = NORM_EPS) -> str:
+    """Append latent attention to h [batch, seq, embed], and return its output projection's output. layer, kernel: as of
+    `latent_attention`. norm_eps: of the norms of compressed vectors."""
+    latent = model.latent_attention
+    assert latent is not None, model
+    name, has_turned = f"model.layers.{layer}.self_attn", latent.qk_rope_head_dim > 0
     b.module = "attention"
-    compressed = f"{name}.kv_a_proj_with_mqa"
+    compressed, width = f"{name}.kv_a_proj_with_mqa", "kv_a" if has_turned else "kv_rank"
     if latent.q_lora_rank is None:
         made_of, source, up = h, "embed", "q_proj"
     else:
         down = linear(b, f"{name}.q_a_proj", h, f"{HIDDEN}, q_rank embed -> batch seq q_rank", bias=False)
         made_of, source, up = down, "q_rank", "q_b_proj"
-    both = linear(b, compressed, h, f"{HIDDEN}, kv_a embed -> batch seq kv_a", bias=False)
-    c = _slice(b, f"{compressed}.compressed", both, "kv_rank", 0)
-    turned = _slice(b, f"{compressed}.rotary", both, "ropedim", latent.kv_lora_rank)
-    if model.has_rope(layer):
-        turned = _rope(b, model, f"{name}.k_rope", turned)
+    c = both = linear(b, compressed, h, f"{HIDDEN}, {width} embed -> batch seq {width}", bias=False)
+    if has_turned:
+        c = _slice(b, f"{compressed}.compressed", both, "kv_rank", 0)
+        turned = _slice(b, f"{compressed}.rotary", both, "ropedim", latent.kv_lora_rank)
+        if model.has_rope(layer):
+            turned = _rope(b, model, f"{name}.k_rope", turned)
     if latent.q_lora_rank is not None:
-        made_of = _norm(b, f"{name}.q_a_layernorm", made_of)
-    c = _norm(b, f"{name}.kv_a_layernorm", c)
+        made_of = _norm(b, f"{name}.q_a_layernorm", made_of, norm_eps)
+    c = _norm(b, f"{name}.kv_a_layernorm", c, norm_eps)
     chosen = None if model.indexer is None else _indexer(b, model, model.indexer, f"{name}.indexer", h, made_of)
     b.module = "attention_up"
     q = linear(b, f"{name}.{up}", made_of, f"batch seq {source}, {QUERIES} {source} -> batch seq {QUERIES}", bias=False)
@@ -64,9 +73,10 @@ def latent_attention(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kern
         q = tempered(b, f"{name}.q_temperature", q, model.original_positions, beta, first=0)
     kv = linear(b, f"{name}.kv_b_proj", c, f"batch seq kv_rank, {KEYS} kv_rank -> batch seq {KEYS}", bias=False)
     v = _slice(b, f"{name}.kv_b_proj.values", kv, "valuedim", b.size("nopedim"))
-    unturned = _slice(b, f"{name}.kv_b_proj.keys", kv, "nopedim", 0)
-    rows = ("batch", "seq", "kvhead")
-    k = b.operator("concat", f"{name}.keys", (unturned, turned), (*rows, "headdim"), rows)
+    k = _slice(b, f"{name}.kv_b_proj.keys", kv, "nopedim" if has_turned else "headdim", 0)
+    if has_turned:
+        rows = ("batch", "seq", "kvhead")
+        k = b.operator("concat", f"{name}.keys", (k, turned), (*rows, "headdim"), rows)
     b.module = "core_attention"
     context = core_attention(b, model, f"{name}.core_attention", q, k, v, kernel, chosen=chosen)
     b.module = "attention"
@@ -74,8 +84,7 @@ def latent_attention(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kern
         gate = linear(b, f"{name}.gate_proj", h, f"{HIDDEN}, kvhead group embed -> batch seq kvhead group", bias=False)
         context = gated_output(b, model, f"{name}.gated", context, gate)
     expression = "batch seq kvhead group valuedim, embed kvhead group valuedim -> batch seq embed"
-    out = linear(b, f"{name}.o_proj", context, expression, bias=False)
-    return residual(b, model, f"{prefix}.attention_residual", x, (out, f"{name}.dropout"))
+    return linear(b, f"{name}.o_proj", context, expression, bias=False)
 
 
 def _indexer(b: GraphBuilder, model: ModelSpec, indexer: Indexer, name: str, h: str, compressed: str) -> str:
@@ -114,11 +123,11 @@ def _indexer(b: GraphBuilder, model: ModelSpec, indexer: Indexer, name: str, h: 
     )
 
 
-def _norm(b: GraphBuilder, name: str, x: str) -> str:
+def _norm(b: GraphBuilder, name: str, x: str, eps: float) -> str:
     """Append the RMS norm of a compressed vector, and return its output."""
     dims = b.dims(x)
     weight = b.parameter(f"{name}.weight", dims[-1])
-    return b.operator("norm", name, (x, weight), dims, dims[:-1], function="rms", eps=NORM_EPS)
+    return b.operator("norm", name, (x, weight), dims, dims[:-1], function="rms", eps=eps)
 
 
 def _slice(b: GraphBuilder, name: str, x: str, dim: str, first: int) -> str:

@@ -31,7 +31,9 @@ def latent_attention(model: ModelSpec, layer: int, hub: str = "self_attn", **nam
         layouts = {"q_a_proj": "q_rank embed", "q_a_layernorm": "q_rank", "q_b_proj": f"{queries} q_rank"}
     if model.family.gates_attention == EACH_HEAD:
         layouts["gate_proj"] = "(kvhead group) embed"
-    layouts |= {"kv_a_proj_with_mqa": "kv_a embed", "kv_a_layernorm": "kv_rank", "kv_b_proj": "(kvhead kv_b) kv_rank"}
+    width = "kv_a" if latent.qk_rope_head_dim else "kv_rank"
+    layouts |= {"kv_a_proj_with_mqa": f"{width} embed", "kv_a_layernorm": "kv_rank"}
+    layouts["kv_b_proj"] = "(kvhead kv_b) kv_rank"
     layouts["o_proj"] = "embed (kvhead group valuedim)"
     for part, layout in layouts.items():
         yield Part(f"{prefix}.{hub}.{named.get(part, part)}.weight", layout, f"{name}.{part}.weight")

@@ -71,6 +71,28 @@ def test_what_flash_keeps_of_latent_attention_by_hand() -> None:
     }
 
 
+def test_heads_of_which_nothing_turns_keep_one_key_each() -> None:
+    """20 numbers of each head's key are made of the compressed vector, and nothing is split or joined."""
+    latent = TINY.latent_attention
+    assert latent is not None
+    model = replace(TINY, latent_attention=replace(latent, qk_rope_head_dim=0), position_types=("nope",) * 4)
+    rows, found = 2 * 64, kept(model, "none")
+    assert found["kv_a_proj_with_mqa"] == found["kv_a_layernorm"] == rows * 12
+    assert found["kv_b_proj.keys"] == rows * 8 * 20 and "keys" not in found
+    graph = stage_graph(model, dim_sizes(model, 1, 64), (0,), False, False)
+    assert {op.kind for op in graph.operators} & {"rope", "concat"} == set()
+    shapes = {one.name.rpartition("self_attn.")[2]: graph.num_elements(one.name) for one in graph.parameters()}
+    assert shapes["kv_a_proj_with_mqa.weight"] == 12 * 64 and shapes["kv_b_proj.weight"] == 8 * (20 + 10) * 12
+    with pytest.raises(AutoshardError) as raised:
+        replace(model, position_types=("nope", "nope", "rope", "nope"))
+    assert str(raised.value) == (
+        "qk_rope_head_dim=0 of tiny-llama leaves positions nothing to turn: position_types must say nope of all blocks"
+    )
+    assert from_json(ModelSpec, to_json(model), "model") == model
+    assert model.latent_attention is not None
+    assert model.latent_attention.shrunk(8) == LatentAttention(24, 16, 0, 6)
+
+
 @pytest.mark.parametrize(("kernel", "ratio"), [("flash", (3 * 20 + 2 * 10) / (20 + 10)), ("plain", 2.0)])
 def test_the_backward_of_flash_has_three_products_as_wide_as_keys_and_two_as_wide_as_values(
     kernel: str, ratio: float
