@@ -70,6 +70,8 @@ def dim_sizes(model: ModelSpec, batch: int, seq: int, tp: int = 1, capacity_fact
         sizes |= {"token": model.vocab_size, "choice": model.num_experts_per_tok}
     if (indexer := model.indexer) is not None:
         sizes |= {"index_head": indexer.index_n_heads, "index_dim": indexer.index_head_dim, KEY: seq}
+        if indexer.index_kpool is not None:
+            sizes["index_pool"] = indexer.index_kpool
     if (linear := model.linear_attention) is not None:
         sizes |= {
             "linear_key_head": padded_width(model, linear.linear_num_key_heads, tp),

@@ -1,4 +1,5 @@
-"""The indexer of sparse attention, which chooses the keys that a query attends to (DeepSeek-V3.2, 2512.02556)."""
+"""The indexer of sparse attention, which chooses the keys that a query attends to (DeepSeek-V3.2, 2512.02556), each by
+itself or in pools (GLM-5.3)."""
 
 from __future__ import annotations
 
@@ -44,15 +45,49 @@ class ChooseKeys(OperatorKind):
 
     def tile_bytes(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
         """Bytes of the scores of some heads: as the product gives them, and in FP32, in which heads are added up."""
-        scores = most_choice_scores(sizes["index_head"], float(graph.sizes["seq"]), sizes["seq"])
+        scores = most_choice_scores(sizes["index_head"], self._columns(op, graph), sizes["seq"])
         element_bytes = graph.tensors[op.inputs[0]].element_bytes
         return (graph.summed_bytes(op.inputs[0]) + element_bytes * (element_bytes < FLOAT32_BYTES)) * scores
+
+    def _columns(self, op: Operator, graph: Graph) -> float:
+        """Columns that a query scores at most."""
+        return float(graph.sizes["seq"])
 
     def internal_collectives(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[Internal, ...]:
         if sizes["seq"] == graph.sizes["seq"]:
             return ()
         keys = sizes["batch"] * graph.sizes["seq"] * sizes["index_dim"]
         return (("all_gather", "seq", keys * graph.tensors[op.inputs[0]].element_bytes),)
+
+
+class ChoosePools(ChooseKeys):
+    """A mask of the keys that each query attends to: those of the pools before it that score most, and those of its own
+    pool up to itself.
+
+    Inputs and output are those of ChooseKeys, with two more weights that are not learned: gate [index_dim embed], and
+    the bias [index_pool index_dim] of a token's place in its pool. A pool is `rate` tokens that follow one another, and
+    has one key: in each number the sum of its tokens' k, weighed by the softmax of their gates gate h plus the bias.
+
+        q = wq_b c, k = norm(wk h), w = weights_proj h
+
+    A query scores the pools that end with it or before. Attributes: top_k, keys of the pools that are chosen, of equal
+    scores the first; rate; eps, of the norm. Tokens behind the last whole pool are in none.
+    """
+
+    def flops(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
+        """Projections, and the scores of the pools before each query, of the fullest rank."""
+        tokens = prod(sizes[dim] for dim in op.loop_dims)
+        weights = sum(num_elements(graph, op.inputs[index], sizes) for index in (2, 3, 6, 7))
+        heads, width = sizes["index_head"], sizes["index_dim"]
+        pools = seen_keys(graph, sizes) / float(str(op.attributes["rate"]))
+        return 2.0 * tokens * (weights + pools * heads * (width + 1))
+
+    def _columns(self, op: Operator, graph: Graph) -> float:
+        return float(graph.sizes["seq"] // int(str(op.attributes["rate"])))
+
+    def internal_collectives(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[Internal, ...]:
+        """Ranks that share the sequence gather gates too, as many numbers as keys."""
+        return tuple((kind, dim, 2 * size) for kind, dim, size in super().internal_collectives(op, graph, sizes))
 
 
 def seen_keys(graph: Graph, sizes: Sizes) -> float:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Annotated
 
-from autoshard.files.codec import Count
+from autoshard.errors import AutoshardError
+from autoshard.files.codec import Absence, Count
 from autoshard.files.fields import check_flag, check_integer
 
 
@@ -18,21 +20,34 @@ class Indexer:
     index_topk: Keys that a query attends to at most.
     indexer_rope_interleave: Whether positions turn neighbours, 0 with 1, in place of numbers that are half the width
         apart.
+    index_kpool: Tokens of a pool (GLM-5.3): an indexer without positions scores pools of the sequence, each by one key
+        that is made of its tokens', and a query sees all tokens of the pools that it chooses, and those of its own pool
+        up to itself besides; absent where it scores every token's key.
 
-    Raises AutoshardError for a size that is no positive whole number.
+    Raises AutoshardError for a size that is no positive whole number, and for pools that do not divide index_topk.
     """
 
     index_n_heads: Count
     index_head_dim: Count
     index_topk: Count
     indexer_rope_interleave: bool = False
+    index_kpool: Annotated[Count | None, Absence.WRITTEN] = None
 
     def __post_init__(self) -> None:
         of = "indexer"
         for field in ("index_n_heads", "index_head_dim", "index_topk"):
             check_integer(of, field, getattr(self, field))
         check_flag(of, "indexer_rope_interleave", self.indexer_rope_interleave)
+        if self.index_kpool is not None:
+            check_integer(of, "index_kpool", self.index_kpool)
+            if self.index_topk % self.index_kpool:
+                raise AutoshardError(
+                    f"index_kpool={self.index_kpool} of {of} must divide index_topk={self.index_topk}, the keys of all "
+                    "pools that a query chooses"
+                )
 
     def shrunk(self, head_dim: int, keys: int) -> Indexer:
-        """The same choice of so many keys, by few heads of this width."""
-        return Indexer(min(self.index_n_heads, 4), head_dim, min(self.index_topk, keys), self.indexer_rope_interleave)
+        """The same choice of so many keys, or of one pool where that is more, by few heads of this width."""
+        pool = self.index_kpool or 1
+        top_k = min(self.index_topk, max(keys // pool, 1) * pool)
+        return replace(self, index_n_heads=min(self.index_n_heads, 4), index_head_dim=head_dim, index_topk=top_k)

@@ -267,6 +267,11 @@ def _check_indexer(model: ModelSpec) -> None:
         return
     if latent.q_lora_rank is None:
         raise AutoshardError(f"q_lora_rank=null of {of} is not supported: its indexer reads compressed queries")
+    if (indexer.index_kpool is None) != (latent.qk_rope_head_dim > 0):
+        raise AutoshardError(
+            f"index_kpool={show(indexer.index_kpool)} of {of} must be a number of tokens where qk_rope_head_dim=0, and "
+            f"absent where positions turn a part of each head; it is {latent.qk_rope_head_dim}"
+        )
     if indexer.index_head_dim < latent.qk_rope_head_dim:
         raise AutoshardError(
             f"index_head_dim={indexer.index_head_dim} of {of} must be at least qk_rope_head_dim="

@@ -16,6 +16,8 @@ vectors stay.
 
 from __future__ import annotations
 
+from typing import Any
+
 from autoshard.graph.attention_kind import KEY
 from autoshard.graph.ir import GraphBuilder
 from autoshard.models.dropping import residual
@@ -98,16 +100,24 @@ def _indexer(b: GraphBuilder, model: ModelSpec, indexer: Indexer, name: str, h: 
     def weight(part: str, dims: str, is_matrix: bool) -> str:
         return b.parameter(f"{name}.{part}", dims, learned=False, matrix=is_matrix)
 
-    inputs = (
+    inputs: tuple[str, ...] = (
         weight("wq_b.weight", "index_head index_dim q_rank", True),
         weight("wk.weight", "index_dim embed", True),
         weight("k_norm.weight", "index_dim", False),
         weight("k_norm.bias", "index_dim", False),
         weight("weights_proj.weight", "index_head embed", True),
     )
+    kind, form = "choose_keys", dict[str, Any]()
+    if indexer.index_kpool is None:
+        form = {"theta": model.rope_theta, "scaling": model.rope_scaling, "rotary_dim": latent.qk_rope_head_dim}
+        form["interleaved"] = indexer.indexer_rope_interleave
+    else:
+        kind, form = "choose_pools", {"rate": indexer.index_kpool}
+        gate = weight("index_kpool_compress_gate", "index_dim embed", True)
+        inputs = (*inputs, gate, weight("index_kpool_compress_ape", "index_pool index_dim", False))
     rows = ("batch", "seq")
     return b.operator(
-        "choose_keys",
+        kind,
         name,
         (h, compressed, *inputs),
         (*rows, KEY),
@@ -116,10 +126,7 @@ def _indexer(b: GraphBuilder, model: ModelSpec, indexer: Indexer, name: str, h: 
         differentiable=False,
         top_k=indexer.index_topk,
         eps=INDEXER_EPS,
-        theta=model.rope_theta,
-        scaling=model.rope_scaling,
-        rotary_dim=latent.qk_rope_head_dim,
-        interleaved=indexer.indexer_rope_interleave,
+        **form,
     )
 
 

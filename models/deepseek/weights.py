@@ -9,6 +9,7 @@ from autoshard.models.llama.weights import ends, gated_mlp, norms
 from autoshard.models.mixtral.weights import mixture
 from autoshard.models.qwen.weights import MATRICES
 from autoshard.models.weight_names import Part
+from autoshard.spec.indexer import Indexer
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.model_types import EACH_HEAD
 
@@ -38,17 +39,20 @@ def latent_attention(model: ModelSpec, layer: int, hub: str = "self_attn", **nam
     for part, layout in layouts.items():
         yield Part(f"{prefix}.{hub}.{named.get(part, part)}.weight", layout, f"{name}.{part}.weight")
     if model.indexer is not None:
-        yield from _indexer(f"{name}.indexer")
+        yield from _indexer(model.indexer, f"{name}.indexer")
     yield from norms(model, f"{prefix}.input_layernorm", f"{prefix}.post_attention_layernorm")
 
 
-def _indexer(name: str) -> Iterator[Part]:
+def _indexer(indexer: Indexer, name: str) -> Iterator[Part]:
     """The parts of the checkpoint for an indexer."""
     yield Part.same(f"{name}.wq_b.weight", "(index_head index_dim) q_rank")
     yield Part.same(f"{name}.wk.weight", "index_dim embed")
     yield Part.same(f"{name}.k_norm.weight", "index_dim")
     yield Part.same(f"{name}.k_norm.bias", "index_dim")
     yield Part.same(f"{name}.weights_proj.weight", "index_head embed")
+    if indexer.index_kpool is not None:
+        yield Part.same(f"{name}.index_kpool_compress_gate", "index_dim embed")
+        yield Part.same(f"{name}.index_kpool_compress_ape", "index_pool index_dim")
 
 
 def mlp(model: ModelSpec, layer: int, shared: str = "shared_experts", **named: Any) -> Iterator[Part]:

@@ -18,7 +18,8 @@ from autoshard.models.weights import parameter_dtypes
 from autoshard.plans.plan import make_plan
 from autoshard.runtime.rehearse import local_cluster
 from autoshard.runtime.torch_backend.context import Context
-from autoshard.runtime.torch_backend.indexer import best, choose_keys
+from autoshard.runtime.torch_backend.indexer import best, choose_keys, choose_pools
+from autoshard.runtime.torch_backend.kernels import kernel
 from autoshard.runtime.torch_backend.optimizer_settings import optimizer_settings
 from autoshard.runtime.torch_backend.session import Session
 from autoshard.spec.indexer import Indexer
@@ -27,6 +28,14 @@ from tests.multiprocess.models import MODELS
 from tests.multiprocess.plans import strategy
 
 MODEL = MODELS["deepseek v3.2"]
+POOLS = Indexer(6, 12, 8, index_kpool=4)
+assert MODEL.latent_attention is not None
+WITHOUT_POSITIONS = replace(
+    MODEL,
+    latent_attention=replace(MODEL.latent_attention, qk_rope_head_dim=0),
+    position_types=("nope",) * MODEL.num_hidden_layers,
+    indexer=POOLS,
+)
 
 
 def test_of_equal_scores_the_first_are_taken() -> None:
@@ -36,10 +45,11 @@ def test_of_equal_scores_the_first_are_taken() -> None:
 
 
 def program_of(indexer: Indexer, seq: int, batch: int = 2) -> tuple[Program, OperatorStep]:
-    model = replace(MODEL, indexer=indexer)
+    model = replace(MODEL if indexer.index_kpool is None else WITHOUT_POSITIONS, indexer=indexer)
     graph = stage_graph(model, dim_sizes(model, batch, seq), (0,), False, False, element_bytes=4)
     one = partition(graph, {}, {op.name: {} for op in graph.operators})
-    steps = [step for step in one.steps if isinstance(step, OperatorStep) and step.operator.kind == "choose_keys"]
+    steps = [step for step in one.steps if isinstance(step, OperatorStep)]
+    steps = [step for step in steps if step.operator.kind in ("choose_keys", "choose_pools")]
     return one, steps[0]
 
 
@@ -68,21 +78,62 @@ def test_tiles_change_nothing(at_once: int, tile: tuple[int, int], monkeypatch: 
     assert torch.equal(choose_keys(Context(program, None), step)(*inputs), whole)
 
 
-def test_nothing_is_kept_for_backward() -> None:
-    program, step = program_of(Indexer(6, 12, 5), seq=16)
+def test_a_query_sees_its_own_pool_up_to_itself_and_the_best_of_those_before() -> None:
+    """Two pools of 4 tokens of as many as have ended, the first of equal ones, and no key behind the query."""
+    program, step = program_of(POOLS, seq=22)
+    inputs = [value.double() for value in inputs_of(program, step)]
+    seen = choose_pools(Context(program, None), step)(*inputs)
+    assert seen.dtype == torch.bool and seen.shape == (2, 22, 22)
+    h, compressed, wq_b, wk, norm, norm_bias, of_heads, gate, bias = inputs
+    q = torch.einsum("bsr,hdr->bshd", compressed, wq_b)
+    k = torch.nn.functional.layer_norm(h @ wk.T, (12,), norm, norm_bias, 1e-6)
+    for row in range(2):
+        for place in range(22):
+            scores = []
+            for pool in range((place + 1) // 4):
+                tokens = slice(4 * pool, 4 * pool + 4)
+                weights = (h[row, tokens] @ gate.T + bias).softmax(0)
+                key = (weights * k[row, tokens]).sum(0)
+                scores.append(float((h[row, place] @ of_heads.T) @ (q[row, place] @ key).relu()))
+            best_two = sorted(range(len(scores)), key=lambda pool: (-scores[pool], pool))[:2]
+            first = (place + 1) // 4 * 4
+            expected = [key // 4 in best_two or first <= key <= place for key in range(22)]
+            assert seen[row, place].tolist() == expected, (row, place)
+
+
+def test_a_sequence_shorter_than_a_pool_sees_all_before_it() -> None:
+    program, step = program_of(Indexer(6, 12, 8, index_kpool=8), seq=6)
+    seen = choose_pools(Context(program, None), step)(*inputs_of(program, step))
+    assert torch.equal(seen[0], torch.ones(6, 6, dtype=torch.bool).tril())
+
+
+@pytest.mark.parametrize("at_once", [16, 100, 700])
+def test_tiles_choose_the_same_pools(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    program, step = program_of(POOLS, seq=40)
+    inputs = inputs_of(program, step)
+    whole = choose_pools(Context(program, None), step)(*inputs)
+    monkeypatch.setattr(score_tiles, "SCORES_AT_ONCE", at_once)
+    monkeypatch.setattr(score_tiles, "FEWEST_ROWS", 4)
+    assert torch.equal(choose_pools(Context(program, None), step)(*inputs), whole)
+
+
+@pytest.mark.parametrize("indexer", [Indexer(6, 12, 5), POOLS])
+def test_nothing_is_kept_for_backward(indexer: Indexer) -> None:
+    program, step = program_of(indexer, seq=16)
     inputs = [value.requires_grad_() for value in inputs_of(program, step)]
     kept: list[Any] = []
     with torch.autograd.graph.saved_tensors_hooks(kept.append, lambda x: x):
-        seen = choose_keys(Context(program, None), step)(*inputs)
+        seen = kernel(Context(program, None), step)(*inputs)
     assert not kept and not seen.requires_grad
 
 
-def test_products_are_those_counted() -> None:
+@pytest.mark.parametrize("indexer", [Indexer(64, 12, 64), Indexer(64, 12, 64, index_kpool=4)])
+def test_products_are_those_counted(indexer: Indexer) -> None:
     """Within 4 %: the last keys of a tile, of which there are 32, lie behind its first queries."""
-    program, step = program_of(Indexer(64, 12, 64), seq=4096, batch=1)
+    program, step = program_of(indexer, seq=4096, batch=1)
     inputs = inputs_of(program, step)
     with FlopCounterMode(display=False) as counter:
-        choose_keys(Context(program, None), step)(*inputs)
+        kernel(Context(program, None), step)(*inputs)
     assert counter.get_total_flops() == pytest.approx(operator_work(program, step).flops, rel=0.04)
 
 

@@ -11,25 +11,67 @@ from tests.spmd.rotation import rotated
 QUERIES, KEYS = ("batch", "seq", "index_head", "index_dim"), ("batch", "seq", "index_dim")
 
 
+def _normal_keys(place: Place, h: Array, wk: Array, norm: Array, norm_bias: Array) -> Array:
+    made = contract((h, place.dims(0)), (wk, place.dims(3)), out=KEYS)
+    centred = made - made.mean(-1, keepdims=True)
+    normal = centred * (np.square(centred).mean(-1, keepdims=True) + place.attributes["eps"]) ** -0.5
+    found: Array = normal * place.spread(norm, place.dims(4), KEYS) + place.spread(norm_bias, place.dims(5), KEYS)
+    return found
+
+
+def _scores(place: Place, h: Array, q: Array, k: Array, weights: Array) -> Array:
+    """[*mesh, batch, seq, key] of queries and keys."""
+    keys = ("batch", "key", "index_dim")
+    of_heads = np.maximum(contract((q, QUERIES), (k, keys), out=(*QUERIES[:3], "key")), 0)
+    weighed = contract((h, place.dims(0)), (weights, place.dims(6)), out=QUERIES[:3])
+    return contract((of_heads, (*QUERIES[:3], "key")), (weighed, QUERIES[:3]), out=("batch", "seq", "key"))
+
+
+def _gathered(place: Place, *some: Array) -> tuple[Array, ...]:
+    """The whole sequence of each of some arrays [*mesh, batch, seq, width], gathered together."""
+    if not (over := place.over("seq")):
+        return some
+    whole = tuple(all_gather(one, place.axes, over, 1) for one in some)
+    element_bytes = place.graph.tensors[place.step.operator.inputs[0]].element_bytes
+    place.report("all_gather", over, element_bytes * sum(int(np.prod(one.shape[len(place.axes) :])) for one in whole))
+    return whole
+
+
 def choose_keys(
     place: Place, h: Array, compressed: Array, wq_b: Array, wk: Array, norm: Array, norm_bias: Array, weights: Array
 ) -> Result:
     """1 where a query sees a key, else 0."""
-    made = contract((h, place.dims(0)), (wk, place.dims(3)), out=KEYS)
-    centred = made - made.mean(-1, keepdims=True)
-    normal = centred * (np.square(centred).mean(-1, keepdims=True) + place.attributes["eps"]) ** -0.5
-    normal = normal * place.spread(norm, place.dims(4), KEYS) + place.spread(norm_bias, place.dims(5), KEYS)
-    k, _ = rotated(place, normal, KEYS)
+    k, _ = rotated(place, _normal_keys(place, h, wk, norm, norm_bias), KEYS)
     q, _ = rotated(place, contract((compressed, place.dims(1)), (wq_b, place.dims(2)), out=QUERIES), QUERIES)
-    if over := place.over("seq"):
-        k = all_gather(k, place.axes, over, 1)
-        element_bytes = place.graph.tensors[place.step.operator.inputs[0]].element_bytes
-        place.report("all_gather", over, element_bytes * int(np.prod(k.shape[len(place.axes) :])))
-    keys = ("batch", "key", "index_dim")
-    of_heads = np.maximum(contract((q, QUERIES), (k, keys), out=(*QUERIES[:3], "key")), 0)
-    weighed = contract((h, place.dims(0)), (weights, place.dims(6)), out=QUERIES[:3])
-    scores = contract((of_heads, (*QUERIES[:3], "key")), (weighed, QUERIES[:3]), out=("batch", "seq", "key"))
+    (k,) = _gathered(place, k)
+    scores = _scores(place, h, q, k, weights)
     behind = place.order > place.positions(h.shape[len(place.axes) + 1])[..., None, :, None]
     order = np.argsort(np.where(behind, np.inf, -scores), -1, kind="stable")
     chosen = (np.argsort(order, -1) < place.attributes["top_k"]) & ~behind
     return chosen.astype(float), lambda grad: (None,) * len(place.step.operator.inputs)
+
+
+def choose_pools(place: Place, h: Array, compressed: Array, *weights: Array) -> Result:
+    """1 where a query sees a key, else 0."""
+    wq_b, wk, norm, norm_bias, weights_proj, gate, bias = weights
+    q = contract((compressed, place.dims(1)), (wq_b, place.dims(2)), out=QUERIES)
+    gates = contract((h, place.dims(0)), (gate, place.dims(7)), out=KEYS)
+    k, gates = _gathered(place, _normal_keys(place, h, wk, norm, norm_bias), gates)
+    mesh, rate = len(place.axes), place.attributes["rate"]
+    length, pools = k.shape[mesh + 1], k.shape[mesh + 1] // rate
+    k, gates = (
+        np.take(x, range(pools * rate), mesh + 1).reshape(*x.shape[: mesh + 1], pools, rate, x.shape[-1])
+        for x in (k, gates)
+    )
+    exponentials = np.exp(gates + bias.reshape(*bias.shape[:mesh], 1, 1, *bias.shape[mesh:]))
+    k = (k * exponentials).sum(-2) / exponentials.sum(-2)
+    scores = _scores(place, h, q, k, weights_proj)
+    positions = place.positions(h.shape[mesh + 1])[..., None, :, None]
+    behind = np.arange(pools) >= (positions + 1) // rate
+    order = np.argsort(np.where(behind, np.inf, -scores), -1, kind="stable")
+    chosen = (np.argsort(order, -1) < place.attributes["top_k"] // rate) & ~behind
+    key = np.arange(length)
+    own = (key >= (positions + 1) // rate * rate) & (key <= positions)
+    seen = np.zeros((*scores.shape[:-1], length), dtype=bool)
+    seen[..., : pools * rate] = np.repeat(chosen, rate, -1)
+    return (seen | own).astype(float), lambda grad: (None,) * len(place.step.operator.inputs)

@@ -15,7 +15,7 @@ from tests.spmd.collectives import Array, all_reduce, all_to_all, ring_gather, r
 from tests.spmd.compressed import choose_entries, compress, compressed_attention
 from tests.spmd.dropping import mask
 from tests.spmd.experts import combine, dispatch, top_k_gate
-from tests.spmd.indexer import choose_keys
+from tests.spmd.indexer import choose_keys, choose_pools
 from tests.spmd.place import Gradients, Place, Report, Result, contract
 from tests.spmd.pointwise import pointwise
 from tests.spmd.recurrences import causal_conv, gated_delta_rule, state_space_scan
@@ -394,6 +394,7 @@ KERNELS: dict[str, Callable[..., Result]] = {
     "dropout": _dropout,
     "attention": _attention,
     "choose_keys": choose_keys,
+    "choose_pools": choose_pools,
     "compress": compress,
     "compressed_attention": compressed_attention,
     "choose_entries": choose_entries,

@@ -11,7 +11,8 @@ from autoshard.cost.compute import operator_needs, operator_seconds
 from autoshard.errors import AutoshardError
 from autoshard.explanation.describe import _facts
 from autoshard.files.codec import from_json, to_json
-from autoshard.graph.count import forward_collectives, operator_work, total_flops
+from autoshard.graph.count import forward_collectives, loop_sizes, operator_work, total_flops
+from autoshard.graph.operators import KINDS
 from autoshard.graph.partition import OperatorStep, Program, RedistributeStep
 from autoshard.graph.recompute import kept_activations
 from autoshard.interop.export import FORMS, export
@@ -204,6 +205,58 @@ def test_an_indexer_goes_with_its_families() -> None:
         "dropout.attention=0.1 of tiny-llama must be 0: no kernel drops probabilities of the keys that an indexer chose"
     )
     assert replace(TINY, dropout=Dropout(residual=0.1)).dropout.residual == 0.1
+
+
+def without_positions(indexer: Indexer) -> ModelSpec:
+    latent, nowhere = TINY.latent_attention, ("nope",) * TINY.num_hidden_layers
+    assert latent is not None
+    latent = replace(latent, qk_rope_head_dim=0)
+    return replace(TINY, latent_attention=latent, position_types=nowhere, indexer=indexer)
+
+
+def test_pools_are_of_heads_that_nothing_turns() -> None:
+    pools = Indexer(6, 12, 8, index_kpool=4)
+    model = without_positions(pools)
+    assert from_json(ModelSpec, to_json(model), "model") == model
+    with pytest.raises(AutoshardError) as raised:
+        without_positions(Indexer(6, 12, 8))
+    assert str(raised.value) == (
+        "index_kpool=None of tiny-llama must be a number of tokens where qk_rope_head_dim=0, and absent where "
+        "positions turn a part of each head; it is 0"
+    )
+    with pytest.raises(AutoshardError, match=r"^index_kpool=4 of tiny-llama must be .* each head; it is 8$"):
+        replace(TINY, indexer=pools)
+    with pytest.raises(AutoshardError) as raised:
+        Indexer(6, 12, 10, index_kpool=4)
+    assert str(raised.value) == (
+        "index_kpool=4 of indexer must divide index_topk=10, the keys of all pools that a query chooses"
+    )
+    with pytest.raises(AutoshardError, match=r"^index_kpool=0 of indexer must be a whole number from 1 to "):
+        Indexer(6, 12, 8, index_kpool=0)
+    assert Indexer(32, 128, 2048, index_kpool=4).shrunk(8, 30) == Indexer(4, 8, 28, index_kpool=4)
+    assert Indexer(32, 128, 2048, index_kpool=64).shrunk(8, 32) == Indexer(4, 8, 64, index_kpool=64)
+
+
+@pytest.mark.parametrize("cp", [1, 2])
+def test_flops_of_pools_by_hand(cp: int) -> None:
+    """A query scores a fourth of the keys before it; with cp, the second rank's queries see three halves of what all
+    see on average. Ranks that share a sequence gather keys and gates."""
+    program = block_program(without_positions(Indexer(6, 12, 8, index_kpool=4)), {"cp": cp})
+    operators = (step for step in program.steps if isinstance(step, OperatorStep))
+    (step,) = (step for step in operators if step.operator.kind == "choose_pools")
+    work = operator_work(program, step)
+    projections = 24 * 6 * 12 + 12 * 64 + 6 * 64 + 12 * 64
+    keys = SEQ / 2 if cp == 1 else SEQ * 3 / 4
+    assert work.flops == 2 * SEQ / cp * (projections + keys / 4 * 6 * (12 + 1))
+    assert work.backward_flops_ratio == 0
+    gathered = [("all_gather", ("cp",), 2 * 2 * SEQ * 12)]
+    assert list(forward_collectives(program, step)) == (gathered if cp > 1 else [])
+    device = load_cluster("h800-80gb", nodes=1).device
+    needs, kind = operator_needs(program, step), KINDS["choose_pools"]
+    assert needs.kind == "choice" and needs.scores_bytes == 4 * 6 * SEQ / cp * keys / 4
+    assert operator_seconds(program, step, device, "bfloat16").backward == 0
+    sizes = loop_sizes(program, step)
+    assert kind.tile_bytes(step.operator, program.graph, sizes) == (4 + 2) * 6 * SEQ / cp * SEQ / 4
 
 
 def test_documents_of_a_row_cannot_be_kept_apart() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,11 +13,12 @@ import torch.nn.functional as F  # noqa: N812  # the name that torch's own docum
 from autoshard.graph.attention_kind import head_dims
 from autoshard.graph.compressed_kinds import SERIES
 from autoshard.graph.partition import OperatorStep
-from autoshard.graph.score_tiles import choice_tile, compressed_tile
+from autoshard.graph.score_tiles import compressed_tile
 from autoshard.runtime.torch_backend.attention import plain_attention, without_empty_heads
 from autoshard.runtime.torch_backend.collectives import all_gather
 from autoshard.runtime.torch_backend.context import Context, Kernel
-from autoshard.runtime.torch_backend.indexer import best, weighed_scores
+from autoshard.runtime.torch_backend.indexer import best_seen
+from autoshard.runtime.torch_backend.pieces import pieces
 from autoshard.runtime.torch_backend.recomputing_ops import at_least_fp32
 from autoshard.runtime.torch_backend.rotation import rotation
 from autoshard.runtime.torch_backend.run_again import WHOLE, Again
@@ -28,33 +29,13 @@ def compress(context: Context, step: OperatorStep) -> Kernel:
     entry, width]."""
     op = step.operator
     rate: Any = op.attributes["rate"]
-    function = partial(_compressed, rate=rate, overlaps=SERIES in context.dims(op.inputs[0]))
+    function = partial(pieces, rate=rate, overlaps=SERIES in context.dims(op.inputs[0]))
 
     def run(values: torch.Tensor, gates: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = Again.apply(function, WHOLE, values, gates, bias)
         return out
 
     return run
-
-
-def _compressed(
-    values: torch.Tensor, gates: torch.Tensor, bias: torch.Tensor, rate: int, overlaps: bool
-) -> torch.Tensor:
-    whole = values.shape[1] // rate * rate
-    values, gates = (x[:, :whole].unflatten(1, (-1, rate)) for x in (values, gates))
-    gates = gates + bias
-    if overlaps:
-        values, gates = _with_piece_before(values, 0.0), _with_piece_before(gates, float("-inf"))
-    weights = torch.softmax(at_least_fp32(gates), 2).to(values.dtype)
-    return (values * weights).sum(2)
-
-
-def _with_piece_before(x: torch.Tensor, nothing: float) -> torch.Tensor:
-    """[batch, entry, 2 rate, width] of pieces [batch, entry, rate, series, width]: the first series of the piece before
-    and the second one of its own. nothing: what stands before the first piece."""
-    earlier, own = x.unbind(3)
-    before = torch.cat((torch.full_like(earlier[:, :1], nothing), earlier[:, :-1]), 1)
-    return torch.cat((before, own), 2)
 
 
 def compressed_attention(context: Context, step: OperatorStep) -> Kernel:
@@ -219,16 +200,15 @@ def _tiles(sees: _Sees, q: torch.Tensor, keys: torch.Tensor, *more: torch.Tensor
 
 def choose_entries(context: Context, step: OperatorStep) -> Kernel:
     """The kernel of an indexer of entries: hidden state, compressed queries and weights -> the mask [batch, queries,
-    entry], True where a query sees an entry. Heads are weighed and added up in FP32, or FP64, some of them at a time
-    for a tile of queries."""
+    entry], True where a query sees an entry. Heads are weighed and added up in FP32, or FP64."""
     op, attributes = step.operator, dict[str, Any](step.operator.attributes)
     top_k, rate, eps = attributes["top_k"], attributes["rate"], attributes["eps"]
-    group, positions = context.group(step, "seq"), context.positions(step)
+    group, visible = context.group(step, "seq"), (context.positions(step) + 1) // rate
     heads, width = (context.graph.sizes[dim] for dim in ("index_head", "index_dim"))
     turn_queries = rotation(context, step, ("batch", "seq", "index_head", "index_dim"))
     entry = context.dims(op.output)[-1]
     turn_entries = rotation(context, step, ("batch", entry, "index_dim"), every=rate)
-    scale, length = (heads * width) ** -0.5, context.graph.sizes[entry]
+    scale = (heads * width) ** -0.5
 
     def run(h: torch.Tensor, compressed: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
         wq_b, weights_proj, wkv, wgate, bias, norm = weights
@@ -237,20 +217,9 @@ def choose_entries(context: Context, step: OperatorStep) -> Kernel:
         if group is not None:
             both = all_gather(both, group, 1)
         values, gates = both.unflatten(-1, (2, 2, width)).unbind(2)
-        made = at_least_fp32(_compressed(values, gates, bias.to(gates.dtype), rate, overlaps=True))
+        made = at_least_fp32(pieces(values, gates, bias.to(gates.dtype), rate, overlaps=True))
         normal = made * torch.rsqrt(made.square().mean(-1, keepdim=True) + eps) * norm.to(made.dtype)
         k = turn_entries(normal.to(h.dtype))
-        of_heads = at_least_fp32(weights_proj) * scale
-        visible = (positions.to(h.device) + 1) // rate
-        seen = torch.empty(*h.shape[:2], length, dtype=torch.bool, device=h.device)
-        rows, at_once = choice_tile(heads, length, h.shape[1], h.shape[0])
-        for first in range(0, h.shape[1], rows):
-            tile = slice(first, first + rows)
-            weighing = F.linear(h[:, tile].to(of_heads.dtype), of_heads)
-            several = zip(q[:, tile].split(at_once, 2), weighing.split(at_once, 2), strict=True)
-            scores = reduce(torch.Tensor.add_, (weighed_scores(some, k, weight) for some, weight in several))
-            behind = torch.arange(length, device=h.device) >= visible[tile].unsqueeze(1)
-            seen[:, tile] = best(scores.masked_fill_(behind, float("-inf")), top_k) & ~behind
-        return seen
+        return best_seen(h, q, k, at_least_fp32(weights_proj) * scale, visible, top_k)
 
     return lambda *inputs: torch.no_grad()(run)(*inputs)

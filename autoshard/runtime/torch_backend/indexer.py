@@ -12,6 +12,7 @@ from autoshard.graph.partition import OperatorStep
 from autoshard.graph.score_tiles import choice_tile
 from autoshard.runtime.torch_backend.collectives import all_gather
 from autoshard.runtime.torch_backend.context import Context, Kernel
+from autoshard.runtime.torch_backend.pieces import pieces
 from autoshard.runtime.torch_backend.recomputing_ops import at_least_fp32
 from autoshard.runtime.torch_backend.rotation import rotation
 
@@ -19,13 +20,13 @@ from autoshard.runtime.torch_backend.rotation import rotation
 def choose_keys(context: Context, step: OperatorStep) -> Kernel:
     """The kernel of an indexer (graph/indexer_kind.py): hidden state, compressed queries and weights -> the mask
     [batch, queries, keys], True where a query sees a key. Products are in the dtype of their inputs; heads are weighed
-    and added up in FP32, or FP64, some of them at a time for a tile of queries."""
+    and added up in FP32, or FP64."""
     attributes: Any = step.operator.attributes
     top_k, eps = attributes["top_k"], attributes["eps"]
-    group, positions = context.group(step, "seq"), context.positions(step)
+    group, visible = context.group(step, "seq"), context.positions(step) + 1
     turn_queries = rotation(context, step, ("batch", "seq", "index_head", "index_dim"))
     turn_keys = rotation(context, step, ("batch", "seq", "index_dim"))
-    heads, width, length = (context.graph.sizes[dim] for dim in ("index_head", "index_dim", "seq"))
+    heads, width = (context.graph.sizes[dim] for dim in ("index_head", "index_dim"))
     scale = (heads * width) ** -0.5
 
     def run(
@@ -42,22 +43,64 @@ def choose_keys(context: Context, step: OperatorStep) -> Kernel:
         k = turn_keys(F.layer_norm(made, (width,), norm.to(made), norm_bias.to(made), eps).to(h.dtype))
         if group is not None:
             k = all_gather(k, group, 1)
-        of_heads = at_least_fp32(weights_proj) * scale
-        here = positions.to(h.device)
-        seen = torch.empty(*h.shape[:2], length, dtype=torch.bool, device=h.device)
-        rows, at_once = choice_tile(heads, length, h.shape[1], h.shape[0])
-        for first in range(0, h.shape[1], rows):
-            tile = slice(first, first + rows)
-            stop = int(positions[tile][-1]) + 1
-            weights = F.linear(h[:, tile].to(of_heads.dtype), of_heads)
-            several = zip(q[:, tile].split(at_once, 2), weights.split(at_once, 2), strict=True)
-            scores = reduce(torch.Tensor.add_, (weighed_scores(some, k[:, :stop], weight) for some, weight in several))
-            behind = torch.arange(stop, device=h.device) > here[tile].unsqueeze(1)
-            seen[:, tile, :stop] = best(scores.masked_fill_(behind, float("-inf")), top_k) & ~behind
-            seen[:, tile, stop:] = False
+        return best_seen(h, q, k, at_least_fp32(weights_proj) * scale, visible, top_k)
+
+    return lambda *inputs: torch.no_grad()(run)(*inputs)
+
+
+def choose_pools(context: Context, step: OperatorStep) -> Kernel:
+    """The kernel of an indexer that scores pools: the inputs of `choose_keys`, gate and bias -> the mask [batch,
+    queries, keys]."""
+    attributes: Any = step.operator.attributes
+    top_k, rate, eps = (attributes[name] for name in ("top_k", "rate", "eps"))
+    group, positions = context.group(step, "seq"), context.positions(step)
+    heads, width, length = (context.graph.sizes[dim] for dim in ("index_head", "index_dim", "seq"))
+    scale, whole, ended = (heads * width) ** -0.5, length // rate * rate, (positions + 1) // rate
+
+    def run(h: torch.Tensor, compressed: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+        wq_b, wk, norm, norm_bias, weights_proj, gate, bias = weights
+        q = F.linear(compressed, wq_b.flatten(0, 1)).unflatten(-1, (heads, width))
+        made = at_least_fp32(F.linear(h, wk))
+        k = F.layer_norm(made, (width,), norm.to(made), norm_bias.to(made), eps).to(h.dtype)
+        both = torch.cat((k, F.linear(h, gate)), -1)
+        if group is not None:
+            both = all_gather(both, group, 1)
+        k, gates = both.split(width, -1)
+        gates = at_least_fp32(gates)
+        pools = pieces(k, gates, bias.to(gates), rate, overlaps=False)
+        chosen = best_seen(h, q, pools, at_least_fp32(weights_proj) * scale, ended, top_k // rate)
+        first, here = (x.to(h.device).unsqueeze(1) for x in (ended * rate, positions))
+        key = torch.arange(length, device=h.device)
+        seen = ((key >= first) & (key <= here)).repeat(len(h), 1, 1)
+        seen[..., :whole].unflatten(-1, (-1, rate)).logical_or_(chosen.unsqueeze(-1))
         return seen
 
     return lambda *inputs: torch.no_grad()(run)(*inputs)
+
+
+def best_seen(
+    h: torch.Tensor, q: torch.Tensor, k: torch.Tensor, of_heads: torch.Tensor, visible: torch.Tensor, top_k: int
+) -> torch.Tensor:
+    """Bool [batch, queries, columns], True for the top_k columns of each query that score most, of those that it may
+    see: the first `visible` [queries], which grow with the query. Some heads at a time, for a tile of queries.
+
+    h [batch, queries, embed] weighs heads by of_heads [heads, embed]; q [batch, queries, heads, width]; k [batch,
+    columns, width].
+    """
+    columns = k.shape[1]
+    seen = torch.zeros(*h.shape[:2], columns, dtype=torch.bool, device=h.device)
+    rows, at_once = choice_tile(q.shape[2], max(1, columns), h.shape[1], h.shape[0])
+    for first in range(0, h.shape[1], rows):
+        tile = slice(first, first + rows)
+        stop = int(visible[tile][-1])
+        if not stop:
+            continue
+        weights = F.linear(h[:, tile].to(of_heads.dtype), of_heads)
+        several = zip(q[:, tile].split(at_once, 2), weights.split(at_once, 2), strict=True)
+        scores = reduce(torch.Tensor.add_, (weighed_scores(some, k[:, :stop], weight) for some, weight in several))
+        behind = torch.arange(stop, device=h.device) >= visible[tile].to(h.device).unsqueeze(1)
+        seen[:, tile, :stop] = best(scores.masked_fill_(behind, float("-inf")), top_k) & ~behind
+    return seen
 
 
 def weighed_scores(q: torch.Tensor, k: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
