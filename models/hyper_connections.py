@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from autoshard.graph.ir import GraphBuilder
 from autoshard.graph.stream_kinds import ONE_STREAM, SEVERAL_STREAMS, STREAM
 from autoshard.models.dropping import dropped_branch
+from autoshard.models.llama.graph import norm
 from autoshard.models.weight_names import Part
 from autoshard.spec.model import ModelSpec
 
 DIMS = {"fn": f"mix {STREAM} embed", "base": "mix", "scale": "three"}
 HEAD_DIMS = {"fn": f"pre {STREAM} embed", "base": "pre", "scale": "one"}
 """Dims of the parameters of a part of a block, and of the head, where nothing is mixed."""
+PARTS = {"attention": ("attn_hc", "input_layernorm"), "mlp": ("ffn_hc", "post_attention_layernorm")}
+"""Part of a block -> the names of the module with its streams' weights, and of its norm."""
 
 
 def residual_dims(model: ModelSpec) -> tuple[str, ...]:
@@ -23,6 +26,11 @@ def residual_dims(model: ModelSpec) -> tuple[str, ...]:
 def repeated(b: GraphBuilder, name: str, x: str) -> str:
     """Append the first residual, x [batch, seq, embed] in every stream, and return it."""
     return b.operator("repeat_streams", name, (x,), SEVERAL_STREAMS, ONE_STREAM)
+
+
+def mean(b: GraphBuilder, name: str, x: str) -> str:
+    """Append the mean of the streams x, and return it."""
+    return b.operator("mean_streams", name, (x,), ONE_STREAM, ONE_STREAM)
 
 
 def collapsed(b: GraphBuilder, model: ModelSpec, name: str, x: str, mixes: bool = True) -> tuple[str, str]:
@@ -56,6 +64,19 @@ def expanded(b: GraphBuilder, model: ModelSpec, name: str, x: str, weights: str,
     b.module = "residual"
     y = dropped_branch(b, model, *branch)
     return b.operator("expand_streams", name, (y, x, weights), SEVERAL_STREAMS, ONE_STREAM)
+
+
+def mixed(
+    b: GraphBuilder, model: ModelSpec, prefix: str, part: str, x: str, inner: Callable[[str], tuple[str, str]]
+) -> str:
+    """Append a part of a block, and return the next residual. x: the streams. prefix: of the block's names. part: of
+    PARTS. inner: appends it to its norm's output [batch, seq, embed], and returns what it gave and the name of its
+    dropout operator."""
+    weighs, normalizes = PARTS[part]
+    b.module = f"{part}_norm"
+    weights, h = collapsed(b, model, f"{prefix}.{weighs}", x)
+    branch = inner(norm(b, model, f"{prefix}.{normalizes}", h))
+    return expanded(b, model, f"{prefix}.{part}_residual", x, weights, branch)
 
 
 def parts(hub: str, name: str, mixes: bool = True) -> Iterator[Part]:

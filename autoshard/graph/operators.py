@@ -17,7 +17,7 @@ from autoshard.graph.operator_kind import Extra, Internal, OperatorKind, Sizes, 
 from autoshard.graph.pointwise import check_expression, count, factor
 from autoshard.graph.recurrent_kinds import CausalConv, GatedDeltaRule, StateSpaceScan
 from autoshard.graph.routing_kinds import Combine, Dispatch, TopKGate
-from autoshard.graph.stream_kinds import CollapseStreams, ExpandStreams, RepeatStreams, StreamWeights
+from autoshard.graph.stream_kinds import CollapseStreams, ExpandStreams, MeanStreams, RepeatStreams, StreamWeights
 
 
 class Einsum(OperatorKind):
@@ -215,6 +215,7 @@ KINDS: dict[str, OperatorKind] = {
     "gated_delta_rule": GatedDeltaRule(),
     "state_space_scan": StateSpaceScan(),
     "repeat_streams": RepeatStreams(),
+    "mean_streams": MeanStreams(),
     "stream_weights": StreamWeights(),
     "collapse_streams": CollapseStreams(),
     "expand_streams": ExpandStreams(),

@@ -30,6 +30,17 @@ class RepeatStreams(OperatorKind):
         return 0.0
 
 
+class MeanStreams(OperatorKind):
+    """The mean of streams [batch seq stream embed], [batch seq embed]: a head may read it, which then has no weights of
+    streams."""
+
+    def backward_flops_ratio(self, op: Operator, graph: Graph) -> float:
+        return 1.0
+
+    def flops(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
+        return num_elements(graph, op.inputs[0], sizes)
+
+
 class StreamWeights(OperatorKind):
     """The weights of a token's streams, in FP32: streams [batch seq stream embed] -> [batch seq weights].
 

@@ -16,8 +16,8 @@ from typing import Any
 from autoshard.graph.compressed_kinds import SERIES
 from autoshard.graph.ir import GraphBuilder
 from autoshard.graph.recompute import ATTENTION_UP
-from autoshard.models.hyper_connections import collapsed, expanded, repeated
-from autoshard.models.llama.graph import HIDDEN, linear, norm, rms_norm, rope
+from autoshard.models.hyper_connections import collapsed, mixed, repeated
+from autoshard.models.llama.graph import HIDDEN, linear, rms_norm, rope
 from autoshard.models.llama.graph import embedding as tokens
 from autoshard.models.llama.graph import head as normed_head
 from autoshard.models.mixtral.graph import mixture_with_shared
@@ -41,18 +41,17 @@ def head(b: GraphBuilder, model: ModelSpec, x: str) -> str:
 
 def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) -> str:
     prefix = f"model.layers.{layer}"
-    b.module = "attention_norm"
-    weights, h = collapsed(b, model, f"{prefix}.attn_hc", x)
-    h = norm(b, model, f"{prefix}.input_layernorm", h)
-    out = attention(b, model, h, layer, kernel)
-    x = expanded(b, model, f"{prefix}.attention_residual", x, weights, (out, f"{prefix}.self_attn.dropout"))
-    b.module = "mlp_norm"
-    weights, h = collapsed(b, model, f"{prefix}.ffn_hc", x)
-    h = norm(b, model, f"{prefix}.post_attention_layernorm", h)
-    b.module = "mlp"
-    shared, routed = (model.activation_of(layer, experts) for experts in (SHARED, ROUTED))
-    out = mixture_with_shared(b, model, h, f"{prefix}.mlp", shared, activation=routed, hashed=model.hashes(layer))
-    return expanded(b, model, f"{prefix}.mlp_residual", x, weights, (out, f"{prefix}.mlp.dropout"))
+
+    def attended(h: str) -> tuple[str, str]:
+        return attention(b, model, h, layer, kernel), f"{prefix}.self_attn.dropout"
+
+    def experts(h: str) -> tuple[str, str]:
+        b.module, name = "mlp", f"{prefix}.mlp"
+        shared, routed = (model.activation_of(layer, experts) for experts in (SHARED, ROUTED))
+        out = mixture_with_shared(b, model, h, name, shared, activation=routed, hashed=model.hashes(layer))
+        return out, f"{name}.dropout"
+
+    return mixed(b, model, prefix, "mlp", mixed(b, model, prefix, "attention", x, attended), experts)
 
 
 def attention(b: GraphBuilder, model: ModelSpec, h: str, layer: int, kernel: str) -> str:

@@ -133,6 +133,12 @@ def test_collapsed_streams_are_a_sum() -> None:
     check(*step_of("collapse_streams"), lambda x, weights: (weights[..., :4, None] * x).sum(2))
 
 
+def test_the_mean_of_streams_weighs_all_alike() -> None:
+    program, step = step_of("collapse_streams")
+    alone = replace(step, operator=replace(step.operator, kind="mean_streams", inputs=step.operator.inputs[:1]))
+    check(program, alone, lambda x: x.sum(2) / 4)
+
+
 def test_the_next_streams_are_a_sum_over_rows() -> None:
     def plain(y: torch.Tensor, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         post, mix = weights[..., 4:8], weights[..., 8:].unflatten(-1, (4, 4))

@@ -20,7 +20,7 @@ from tests.spmd.place import Gradients, Place, Report, Result, contract
 from tests.spmd.pointwise import pointwise
 from tests.spmd.recurrences import causal_conv, gated_delta_rule, state_space_scan
 from tests.spmd.rotation import rotated
-from tests.spmd.streams import collapse_streams, expand_streams, repeat_streams, stream_weights
+from tests.spmd.streams import collapse_streams, expand_streams, mean_streams, repeat_streams, stream_weights
 
 
 def run(place: Place, inputs: tuple[Array, ...]) -> Result:
@@ -410,6 +410,7 @@ KERNELS: dict[str, Callable[..., Result]] = {
     "gated_delta_rule": gated_delta_rule,
     "state_space_scan": state_space_scan,
     "repeat_streams": repeat_streams,
+    "mean_streams": mean_streams,
     "stream_weights": stream_weights,
     "collapse_streams": collapse_streams,
     "expand_streams": expand_streams,

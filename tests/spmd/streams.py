@@ -15,6 +15,11 @@ def repeat_streams(place: Place, x: Array) -> Result:
     return np.repeat(x[..., None, :], streams, -2), lambda grad: (grad.sum(-2),)
 
 
+def mean_streams(place: Place, x: Array) -> Result:
+    streams = x.shape[-2]
+    return x.mean(-2), lambda grad: (np.repeat(grad[..., None, :], streams, -2) / streams,)
+
+
 def _sigmoid(x: Array) -> Array:
     found: Array = (1 + np.tanh(x / 2)) / 2
     return found

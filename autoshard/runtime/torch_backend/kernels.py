@@ -43,6 +43,7 @@ from autoshard.runtime.torch_backend.rotation import rotation
 from autoshard.runtime.torch_backend.streams import (
     collapse_streams,
     expand_streams,
+    mean_streams,
     repeat_streams,
     stream_weights,
 )
@@ -396,6 +397,7 @@ FACTORIES: dict[str, Callable[[Context, OperatorStep], Kernel]] = {
     "gated_delta_rule": gated_delta_rule,
     "state_space_scan": state_space_scan,
     "repeat_streams": repeat_streams,
+    "mean_streams": mean_streams,
     "stream_weights": stream_weights,
     "collapse_streams": collapse_streams,
     "expand_streams": expand_streams,

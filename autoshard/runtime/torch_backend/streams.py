@@ -21,6 +21,11 @@ def repeat_streams(context: Context, step: OperatorStep) -> Kernel:
     return lambda x: x.unsqueeze(2).expand(*x.shape[:2], streams, x.shape[2]).contiguous()
 
 
+def mean_streams(context: Context, step: OperatorStep) -> Kernel:
+    """The kernel of the mean of streams: [batch, seq, stream, embed] -> [batch, seq, embed]."""
+    return lambda x: x.mean(2)
+
+
 def stream_weights(context: Context, step: OperatorStep) -> Kernel:
     """The kernel of a token's weights: streams [batch, seq, stream, embed], fn [weights, stream, embed], base [weights]
     and scale [1 or 3] -> [batch, seq, weights] in FP32, or FP64."""
