@@ -61,6 +61,7 @@ OF_THE_SAME_FORM: Mapping[str, Form] = {
     "glm4v_moe_text": Form("glm4_moe", defaults={"attention_bias": True}),
     "gemma4_unified_text": Form("gemma4_text", defaults=_UNIFIED),
     "granite4_vision_text": Form("granite"),
+    "glm5_next": Form("glm5_next_text"),  # whose keys a config of the whole may have in one object
 }
 """By the model_type of a config: how it is read. Those that see were held against transformers' classes."""
 

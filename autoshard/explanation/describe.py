@@ -309,7 +309,10 @@ def _attention(plan: Plan) -> str:
     if strategy.cp > 1:
         words.append(_CONTEXT_PARALLEL[strategy.context_parallel])
     if indexer is not None:
-        words.append(f"a mask hides all but {indexer.index_topk:,} keys of a query, which an indexer chose")
+        own = (
+            "" if indexer.index_kpool is None else f" in pools of {indexer.index_kpool}, and its own pool up to itself"
+        )
+        words.append(f"a mask hides all but {indexer.index_topk:,} keys of a query, which an indexer chose{own}")
     if (compressed := plan.model.compressed_attention) is not None:
         words.append(
             f"a query sees a window of {plan.model.sliding_window:,} tokens, and of entries of "

@@ -25,7 +25,7 @@ def input_notes(model: ModelSpec, training: TrainingSpec, backend: str) -> Itera
         yield f"{model.name} was traced with {min(length, LONGEST_TRACE):,} tokens, without dropout"
     if model.indexer is not None:
         told = "indexers are loaded, not learned; attention computes the scores of all keys, and MFU counts it alone"
-        yield f"{model.name}: a query sees {model.indexer.index_topk:,} keys at most; {told}"
+        yield f"{model.name}: a query sees {model.indexer.most_keys:,} keys at most; {told}"
     if model.compressed_attention is not None:
         told = "indexers are loaded, not learned; attention computes the scores of all entries, and MFU counts them"
         chosen = f"{model.compressed_attention.index_topk:,} entries at most in blocks with an indexer"

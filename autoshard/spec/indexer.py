@@ -46,6 +46,11 @@ class Indexer:
                     "pools that a query chooses"
                 )
 
+    @property
+    def most_keys(self) -> int:
+        """Keys that a query sees at most: those that it chooses, and the rest of its own pool."""
+        return self.index_topk + (self.index_kpool or 1) - 1
+
     def shrunk(self, head_dim: int, keys: int) -> Indexer:
         """The same choice of so many keys, or of one pool where that is more, by few heads of this width."""
         pool = self.index_kpool or 1

@@ -348,6 +348,13 @@ _BUILT_IN = {
         needs=("compressed_attention", "hyper_connections"),
         may_have=("clamped_gate",),
     ),
+    "glm5_next_text": Family(
+        "glm5_next",
+        experts=_SHARED,
+        counts_shared_experts=True,
+        needs=(*_CHOOSES, "hyper_connections"),
+        may_have=("clamped_gate",),
+    ),
     TRACED: Family("traced", is_published=False, activations=(TRACED,), experts=_MIXTURE, has_optional_experts=True),
 }
 FAMILIES = Table[Family]("models", lambda value: isinstance(value, Family), "a Family", _BUILT_IN)

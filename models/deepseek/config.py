@@ -45,6 +45,7 @@ class Defaults:
     first_dense: int = 3
     shared: int = 1
     tied: bool = False
+    qk_rope_head_dim: int = 64
 
 
 THIRD = Defaults()
@@ -143,7 +144,9 @@ def read_with_latent(config: Config, model_type: str, defaults: Defaults, **more
 
 def head_dims(config: Config, defaults: Defaults) -> tuple[int, int]:
     """Numbers of each head of queries and keys that positions leave, and that they turn."""
-    return config.integer("qk_nope_head_dim", defaults.qk_nope_head_dim), config.integer("qk_rope_head_dim", 64)
+    turned, least = defaults.qk_rope_head_dim, min(1, defaults.qk_rope_head_dim)
+    unturned = config.integer("qk_nope_head_dim", defaults.qk_nope_head_dim)
+    return unturned, config.integer("qk_rope_head_dim", turned, at_least=least)
 
 
 def experts(
@@ -204,6 +207,17 @@ def _indexer(config: Config, usual: Indexer) -> Indexer:
     """
     config.only("rope_interleave", True)
     config.only("indexer_rope_interleave", usual.indexer_rope_interleave)
+    own_indexers(config)
+    return Indexer(
+        index_n_heads=config.integer("index_n_heads", usual.index_n_heads),
+        index_head_dim=config.integer("index_head_dim", usual.index_head_dim),
+        index_topk=config.integer("index_topk", usual.index_topk),
+        indexer_rope_interleave=usual.indexer_rope_interleave,
+    )
+
+
+def own_indexers(config: Config) -> None:
+    """Raise AutoshardError where some blocks see the keys that another one's indexer chose."""
     config.only("index_topk_freq", 1)
     pattern = config.value("index_topk_pattern", "")
     types = config.value("indexer_types", [])
@@ -212,12 +226,6 @@ def _indexer(config: Config, usual: Indexer) -> Indexer:
             raise AutoshardError(
                 f"{key}={show(said)} of {config.name} is not supported: an indexer of its own in each block is"
             )
-    return Indexer(
-        index_n_heads=config.integer("index_n_heads", usual.index_n_heads),
-        index_head_dim=config.integer("index_head_dim", usual.index_head_dim),
-        index_topk=config.integer("index_topk", usual.index_topk),
-        indexer_rope_interleave=usual.indexer_rope_interleave,
-    )
 
 
 def _second_router(config: Config) -> dict[str, Any]:

@@ -19,7 +19,7 @@ __all__ = ["block", "ends"]
 def block(model: ModelSpec, layer: int) -> Iterator[Part]:
     prefix = f"model.layers.{layer}"
     if model.mixer_of(layer) == LINEAR_ATTENTION:
-        yield from _delta_attention(f"{prefix}.self_attn", f"{prefix}.linear_attn")
+        yield from delta_attention(f"{prefix}.self_attn", f"{prefix}.linear_attn", "1 1 linear_key_head 1")
         yield from norms(model, f"{prefix}.input_layernorm", f"{prefix}.post_attention_layernorm")
     else:
         yield from latent_attention(model, layer)
@@ -32,9 +32,10 @@ def block(model: ModelSpec, layer: int) -> Iterator[Part]:
         yield from gated_mlp(model, f"{own}.shared_experts", "shared_ffn", f"{hub}.shared_experts")
 
 
-def _delta_attention(hub: str, own: str) -> Iterator[Part]:
-    """The parts for a block's linear attention. hub, own: the checkpoint's name and ours of it."""
-    layouts = {**convolved_rule(), "A_log": "1 1 linear_key_head 1", "o_proj.weight": f"embed ({VALUES})"}
+def delta_attention(hub: str, own: str, rates: str) -> Iterator[Part]:
+    """The parts for a block's linear attention. hub, own: the checkpoint's name and ours of it. rates: the layout of
+    A_log."""
+    layouts = {**convolved_rule(), "A_log": rates, "o_proj.weight": f"embed ({VALUES})"}
     for part, dims in GATES.items():
         layouts |= {f"{part}_a_proj.weight": f"{RANK} embed", f"{part}_b_proj.weight": f"({dims}) {RANK}"}
     for name, layout in layouts.items():

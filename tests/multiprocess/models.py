@@ -659,6 +659,29 @@ MODELS["deepseek v4 of 6 heads"] = replace(
     mlp_layer_types=("sparse", "sparse", "sparse", "hashed"),
     compressed_attention=CompressedAttention(24, 3, 6, 3, 2, 4, 8, 100),
 )
+MODELS["glm 5.3"] = replace(
+    MODELS["deepseek v3"],
+    model_type="glm5_next_text",
+    rope_scaling=None,
+    latent_attention=LatentAttention(q_lora_rank=24, kv_lora_rank=12, qk_rope_head_dim=0, v_head_dim=10),
+    position_types=("nope",) * 4,
+    layer_types=("linear_attention", "full_attention", "linear_attention", "full_attention"),
+    linear_attention=LinearAttention(4, 4, 8, 8, 3, kda_lower_bound=-5.0),
+    gate_types=("both",) * 4,
+    clamped_gate=ClampedGate(0.1, swiglu_limit_shared=0.1, cuts_before_silu=True),
+    hyper_connections=HyperConnections(hc_mult=4, hc_sinkhorn_iters=4, hc_eps=1e-6),
+    indexer=Indexer(index_n_heads=6, index_head_dim=12, index_topk=4, index_kpool=2),
+)
+# 6 heads, 3 of linear attention: tp=2 and tp=4 pad both; fading has no bound
+MODELS["glm 5.3 of 6 heads"] = replace(
+    MODELS["glm 5.3"],
+    num_attention_heads=6,
+    num_key_value_heads=6,
+    layer_types=("full_attention", "linear_attention", "linear_attention", "linear_attention"),
+    linear_attention=LinearAttention(3, 3, 8, 8, 4),
+    hyper_connections=HyperConnections(hc_mult=2, hc_sinkhorn_iters=1, hc_eps=1e-6),
+    indexer=Indexer(index_n_heads=4, index_head_dim=8, index_topk=6, index_kpool=3),
+)
 MODELS["youtu"] = replace(
     LLAMA,
     model_type="youtu",

@@ -986,6 +986,35 @@ CASES[4] |= {
     "streams, tp 4": ("deepseek v4 of 6 heads", strategy(tp=4), 2),
 }
 
+CASES[2] |= {
+    "pools, tp": ("glm 5.3", strategy(tp=2, recompute="attention_up+core_attention"), 2),
+    "pools, tp, no sequence parallel, plain": ("glm 5.3", strategy(tp=2, sp=False, kernel="plain"), 2),
+    "pools, tp, padded": ("glm 5.3 of 6 heads", strategy(tp=2, recompute="attention_norm+mlp_norm+residual"), 2),
+    "pools, tp, plain, recompute attention": (
+        "glm 5.3 of 6 heads",
+        strategy(tp=2, kernel="plain", recompute="core_attention"),
+        2,
+    ),
+    "pools, pp, uneven, zero bubble": (
+        "glm 5.3",
+        strategy(pp=2, layers=(3, 1), schedule="zero_bubble", recompute=("attention", "mlp")),
+        3,
+    ),
+    "pools, pp, interleaved": ("glm 5.3", strategy(pp=2, vpp=2), 2),
+    "pools, pp, recompute all": ("glm 5.3 of 6 heads", strategy(pp=2, recompute="full"), 3),
+    "pools, dp, ep, ZeRO-2": ("glm 5.3", strategy(dp=2, ep=2, zero=2, mbs=2), 2),
+    "pools, dp, ZeRO-3": ("glm 5.3 of 6 heads", strategy(dp=2, zero=3, mbs=2), 2),
+    "pools, cp, ep over cp": ("glm 5.3", strategy(cp=2, ep=2, recompute="full"), 2),
+    "pools, cp, ep over cp, plain": ("glm 5.3 of 6 heads", strategy(cp=2, ep=2, kernel="plain"), 2),
+    "loss in chunks, pools, tp": ("glm 5.3", strategy(tp=2), 2),
+}
+CASES[4] |= {
+    "pools, tp x pp": ("glm 5.3", strategy(tp=2, pp=2, layers=(3, 1)), 3),
+    "pools, tp x cp": ("glm 5.3", strategy(tp=2, cp=2, ep=2, recompute="full"), 2),
+    "pools, ep x tp": ("glm 5.3 of 6 heads", strategy(tp=2, dp=2, ep=2, sp=False), 2),
+    "pools, tp 4": ("glm 5.3 of 6 heads", strategy(tp=4), 2),
+}
+
 MOST_OF_A_FAMILY, MOST_OF_A_LAYOUT = 1, 1
 """How many layouts of each of LATER_FAMILIES are tried, and how many families with the same layout where there are more
 than two ranks: the first ones. With two ranks a family is tried that no more ranks try and that has an operator of a
@@ -1014,6 +1043,7 @@ LATER_FAMILIES = (
         "bamba",
         "helium",
         "deepseek_v4",
+        "glm5_next_text",
     ),
 )
 FURTHER = {

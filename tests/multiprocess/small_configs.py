@@ -1389,3 +1389,43 @@ CONFIGS["deepseek v4 as published"] = {
     "scoring_func": "sigmoid",
     "rope_parameters": None,
 }
+
+GLM_53 = {
+    **{key: value for key, value in SPARSE.items() if key not in ("first_k_dense_replace", "qk_rope_head_dim")},
+    "model_type": "glm5_next_text",
+    "num_hidden_layers": 3,
+    "index_kpool": 3,
+    "index_topk": 6,
+    "hc_sinkhorn_iters": 5,
+    "swiglu_limit": 0.3,
+    "pad_token_id": None,
+}
+CONFIGS["glm 5.3"] = {
+    **GLM_53,
+    "n_group": 4,
+    "topk_group": 2,
+    "layer_types": ["linear_attention", "deepseek_sparse_attention", "full_attention"],
+    "mlp_layer_types": ["dense", "sparse", "sparse"],
+    "indexer_types": ["full"] * 3,
+    "linear_attn_config": {
+        "full_attn_layers": [1, 2],
+        "kda_layers": [0],
+        "head_dim": 12,
+        "num_heads": 4,
+        "short_conv_kernel_size": 3,
+        "gate_lower_bound": -2.0,
+    },
+}
+CONFIGS["glm 5.3, fading without a bound"] = {
+    **GLM_53,
+    "num_hidden_layers": 4,
+    "index_kpool": 8,
+    "index_topk": 64,
+    "linear_head_dim": 8,
+    "linear_num_heads": 6,
+    "linear_lower_bound": None,
+    "hc_mult": 3,
+    "norm_topk_prob": False,
+    "index_topk_pattern": "FFFF",
+}
+"""Blocks by default, and all pools before a query."""

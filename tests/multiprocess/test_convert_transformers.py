@@ -31,6 +31,7 @@ CHOSEN = (
     "falcon h1",
     "bamba",
     "deepseek v4",
+    "glm 5.3",
 )
 """What is special in a config, keys without which transformers builds no model, and names that are not Llama's."""
 

@@ -21,6 +21,7 @@ from autoshard.runtime.torch_backend.context import Context
 from autoshard.runtime.torch_backend.indexer import best, choose_keys, choose_pools
 from autoshard.runtime.torch_backend.kernels import kernel
 from autoshard.runtime.torch_backend.optimizer_settings import optimizer_settings
+from autoshard.runtime.torch_backend.parameters import initial_parameter
 from autoshard.runtime.torch_backend.session import Session
 from autoshard.spec.indexer import Indexer
 from autoshard.spec.training import TrainingSpec, load_precision
@@ -152,3 +153,11 @@ def test_checkpoints_hold_an_indexer_in_the_dtype_of_masters() -> None:
     assert all(expected[name] == "F32" and one.dtype == torch.float32 for name, one in pairs)
     session.optimizer.load_state(state, 0)
     assert session.optimizer.masters()["model.layers.0.self_attn.indexer.wq_b.weight"].dtype == torch.bfloat16
+
+
+def test_pools_begin_as_means_of_what_gates_of_one_weigh() -> None:
+    """As in transformers: gates of ones, and nothing added by the place of a token."""
+    program, step = program_of(POOLS, seq=16)
+    gate, bias = (program.graph.tensors[name] for name in step.operator.inputs[-2:])
+    made = [initial_parameter(WITHOUT_POSITIONS, one, program.graph.sizes, seed=0) for one in (gate, bias)]
+    assert torch.equal(made[0], torch.ones(12, 64)) and not made[1].any()

@@ -19,6 +19,7 @@ def _transformers() -> Any:
     # transformers 5.23 finds it with images alone
     modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES["mistral4"] = "Mistral4ForCausalLM"
     _add_step(transformers)
+    _add_glm(transformers)
     return transformers
 
 
@@ -48,6 +49,30 @@ def _add_step(transformers: Any) -> None:
     inner = [one for one in whole if not any(pattern.startswith("^") for pattern in one.source_patterns)]
     conversion_mapping.register_checkpoint_conversion_mapping("Step3p5ForCausalLM", inner)
     transformers.AutoModelForCausalLM.register(text_config, Step3p5ForCausalLM, exist_ok=True)
+
+
+def _add_glm(transformers: Any) -> None:
+    """GLM-5.3's text model by itself, which transformers 5.23 has inside of the one that sees alone."""
+    from transformers.models.glm5_next import modeling_glm5_next
+
+    text_config: Any = transformers.AutoConfig.for_model("glm5_next_text").__class__
+
+    class Glm5NextForCausalLM(modeling_glm5_next.Glm5NextPreTrainedModel, transformers.GenerationMixin):  # type: ignore[misc]
+        __module__ = modeling_glm5_next.__name__  # where transformers looks whether its experts may be grouped
+        config_class = text_config
+        _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            self.model = modeling_glm5_next.Glm5NextTextModel(config)
+            self.lm_head = torch.nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+            self.post_init()
+
+        def forward(self, input_ids: torch.Tensor | None = None, **given: Any) -> Any:
+            hidden = self.model(input_ids, **given)[0]
+            return transformers.modeling_outputs.CausalLMOutput(logits=self.lm_head(hidden))
+
+    transformers.AutoModelForCausalLM.register(text_config, Glm5NextForCausalLM, exist_ok=True)
 
 
 def config_of_transformers(config: dict[str, Any]) -> Any:

@@ -205,12 +205,77 @@ STEP_WINDOWS = {"layer_types": ["full_attention", *["sliding_attention"] * 3], "
             {**DEEPSEEK, "num_attention_heads": 12},
             "o_groups=8 must divide num_attention_heads=12 of m",
         ),
+        *(
+            ("glm5_next_text", {**DEEPSEEK, key: value}, f"{key}={value} of m is not supported; {only} is")
+            for key, value, only in (
+                ("attention_bias", True, False),
+                ("output_router_logits", True, False),
+                ("qk_rope_head_dim", 64, 0),
+                ("index_kpool_always_select_tail", False, True),
+                ("index_kpool_compress", False, True),
+                ("mhc", False, True),
+                ("mla_use_nope", False, True),
+                ("first_k_dense_replace", 1, 3),
+                ("index_topk_freq", 4, 1),
+            )
+        ),
+        (
+            "glm5_next_text",
+            {**DEEPSEEK, "indexer_types": ["full", "shared", "full", "full"]},
+            "indexer_types=a list of 4 of m is not supported: an indexer of its own in each block is",
+        ),
+        (
+            "glm5_next_text",
+            {**DEEPSEEK, "layer_types": ["sliding_attention"] * 4},
+            (
+                "layer_types='sliding_attention' of m must be one of: linear_attention, deepseek_sparse_attention, "
+                "indexed_attention, full_attention"
+            ),
+        ),
+        (
+            "glm5_next_text",
+            {**DEEPSEEK, "linear_attn_config": {"kda_layers": [0, 1, 2], "full_attn_layers": [3]}},
+            "kda_layers and full_attn_layers of m are not supported without layer_types beside them",
+        ),
+        (
+            "glm5_next_text",
+            {**DEEPSEEK, "linear_attn_config": {"gate_lower_bound": 1.0}},
+            "gate_lower_bound=1.0 of m must be a finite number below 0",
+        ),
+        (
+            "glm5_next_text",
+            {**DEEPSEEK, "linear_attn_config": {"gate_lower_bound": None, "safe_gate": "no"}},
+            "safe_gate='no' of m must be true or false",
+        ),
+        (
+            "glm5_next_text",
+            {**DEEPSEEK, "index_topk": 100},
+            "index_kpool=16 of indexer must divide index_topk=100, the keys of all pools that a query chooses",
+        ),
+        (
+            "glm5_next_text",
+            {**DEEPSEEK, "q_lora_rank": None},
+            "q_lora_rank=null of m is not supported: its indexer reads compressed queries",
+        ),
+        (
+            "glm5_next_text",
+            {**DEEPSEEK, "hc_mult": 1},
+            "hc_mult=1 of hyper_connections must be a whole number from 2 to 1,000,000,000",
+        ),
+        (
+            "deepseek_v32",
+            {**DEEPSEEK, "n_group": 1, "topk_group": 1, "index_kpool": 4},
+            (
+                "index_kpool=4 of m is not a key of model_type=deepseek_v32, which would be another model without it; "
+                "glm5_next_text has it"
+            ),
+        ),
         (
             "mixtral",
             {"num_local_experts": 8, "num_experts_per_tok": 2, "hc_mult": 4},
             (
                 "hc_mult=4 of m is not a key of model_type=mixtral, which would be another model without it; "
-                "deepseek_v4 has it"
+                "deepseek_v4 or glm5_next_text has it"
             ),
         ),
         ("falcon_h1", {"attention_bias": True}, "attention_bias=True of m is not supported; False is"),
@@ -394,7 +459,7 @@ STEP_WINDOWS = {"layer_types": ["full_attention", *["sliding_attention"] * 3], "
             {"linear_attn_config": {"num_heads": 4}},
             (
                 "linear_attn_config=an object of 1 of m is not a key of model_type=llama, which would be another model "
-                "without it; kimi_linear has it"
+                "without it; kimi_linear or glm5_next_text has it"
             ),
         ),
         ("nemotron", {"hidden_act": "silu"}, "hidden_act='silu' of m must be one of: relu2"),

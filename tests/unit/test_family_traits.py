@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -444,6 +445,33 @@ def test_gates_of_all_blocks_of_step_need_no_words() -> None:
     model = read("step3p5", **STEP, **limits)
     assert (model.clamped_gate, model.gate_types, model.mlp_layer_types) == (ClampedGate(7.0), (), ())
     assert from_config(to_config(model), "m") == model
+
+
+def test_what_a_published_checkpoint_of_glm_5_3_has_besides_is_left_out(tmp_path: Path) -> None:
+    """Its prediction module, and what sees; the text model's tensors have the names of one that does."""
+    model = MODELS["glm 5.3"]
+    folder = huggingface_folder(tmp_path / "hf", model)
+    inside = {name.replace("model.", "model.language_model.", 1): one for name, one in weights(model, "F32").items()}
+    assert "model.language_model.layers.0.hc_attn_fn" in inside
+    more = ("model.language_model.layers.45.eh_proj.weight", "model.visual.merger.proj.weight")
+    config = to_config(model)
+    whole = {"model_type": "glm5_next", "text_config": config, "vision_config": {"depth": 1}}
+    (folder / "config.json").write_text(json.dumps(whole))
+    write_safetensors(folder / "model.safetensors", {**inside, **dict.fromkeys(more, np.zeros(4, np.float32))}, "F32")
+    source = open_source(folder)
+    assert replace(source.model, name=model.name) == model
+    convert(source, tmp_path / "back", Conversion("hf"), lambda count: None, lambda count: None)
+    assert bytes_of(tmp_path / "back") == bytes_of(huggingface_folder(tmp_path / "own", model))
+
+
+def test_the_head_of_glm_5_3_reads_the_mean_of_streams() -> None:
+    model = MODELS["glm 5.3"]
+    graph = stage_graph(model, dim_sizes(model, 1, 16), range(4), first=True, last=True)
+    assert not [one.name for one in graph.parameters() if "hc_head" in one.name]
+    kinds = [op.kind for op in graph.operators]
+    assert [kinds.count(kind) for kind in ("mean_streams", "gated_delta_rule", "choose_pools", "rope")] == [1, 2, 2, 0]
+    eps = {op.name: op.attributes["eps"] for op in graph.operators if op.kind == "norm"}
+    assert {*eps.values()} == {model.norm_eps}  # of compressed vectors too
 
 
 def test_prediction_modules_of_a_step_checkpoint_are_left_out(tmp_path: Path) -> None:

@@ -60,7 +60,16 @@ def latent_parameters(model: ModelSpec) -> int:
         for layer in range(model.num_hidden_layers)
     )
     behind = model.num_sparse_layers * hidden if model.model_type == "axk1" else 0  # a norm behind experts
+    mixers += model.num_hidden_layers * stream_parameters(model)
     return tables + mixers + model.num_hidden_layers * 2 * hidden + mlps + behind + hidden
+
+
+def stream_parameters(model: ModelSpec) -> int:
+    """Those of both parts of a block that mix the streams of a residual, if there are several."""
+    if (hyper := model.hyper_connections) is None:
+        return 0
+    weights = hyper.hc_mult * (hyper.hc_mult + 2)
+    return 2 * (weights * hyper.hc_mult * model.hidden_size + weights + 3)
 
 
 def compressed_parameters(model: ModelSpec) -> int:
@@ -76,8 +85,7 @@ def compressed_parameters(model: ModelSpec) -> int:
         "compressed_sparse_attention": 2 * 2 * width * hidden + compressed.sparse_rate * 2 * width + width,
         "heavily_compressed_attention": 2 * width * hidden + compressed.heavy_rate * width + width,
     }
-    weights = hyper.hc_mult * (hyper.hc_mult + 2)
-    streams = 2 * (weights * hyper.hc_mult * hidden + weights + 3)
+    streams = stream_parameters(model)
     blocks = sum(attention + entries[word] + streams + 2 * hidden for word in model.layer_types)
     ends = 2 * model.vocab_size * hidden + hidden + hyper.hc_mult * (hyper.hc_mult * hidden + 1) + 1
     return blocks + mlp_parameters(model) + ends
@@ -253,7 +261,7 @@ def recurrence(model: ModelSpec) -> int:
     if (linear := model.linear_attention) is not None:
         keys = linear.linear_num_key_heads * linear.linear_key_head_dim
         values = linear.linear_num_value_heads * linear.linear_value_head_dim
-        if model.model_type == "kimi_linear":
+        if model.model_type in ("kimi_linear", "glm5_next_text"):
             # q, k, v, output; a number of each head; two gates through a head's width; taps; A_log, dt_bias, a norm
             heads, width = linear.linear_num_key_heads, linear.linear_key_head_dim
             products = model.hidden_size * (4 * keys + heads) + 2 * width * (model.hidden_size + keys)
@@ -323,6 +331,7 @@ def recurrence(model: ModelSpec) -> int:
         ("kimi-k2", 1_026_408_209_408),
         ("deepseek-v3.2", 671_026_404_352),
         ("glm-5", 743_180_190_720),
+        ("glm-5.3-flash", 313_244_609_278),
         ("deepseek-v4-flash", 284_106_500_055),
         ("deepseek-v4-pro", 1_572_495_794_531),
         ("a.x-k1", 518_983_052_288),

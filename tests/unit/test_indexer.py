@@ -132,7 +132,7 @@ def test_ranks_that_share_a_sequence_keep_the_mask_of_their_own_queries() -> Non
     assert not [one for one in program.steps if isinstance(one, RedistributeStep) and one.source == f"{PREFIX}indexer"]
 
 
-@pytest.mark.parametrize("name", ["deepseek v3.2", "glm 5"])
+@pytest.mark.parametrize("name", ["deepseek v3.2", "glm 5", "glm 5.3", "glm 5.3 of 6 heads"])
 def test_configs_and_plans_give_the_same_model_back(name: str) -> None:
     model = MODELS[name]
     assert from_config(to_config(model), model.name) == model
@@ -182,7 +182,7 @@ def test_what_a_config_leaves_out() -> None:
             {**CONFIG, "model_type": "deepseek_v3"},
             (
                 "index_topk=5 of m is not a key of model_type=deepseek_v3, which would be another model without it; "
-                "deepseek_v32 or glm_moe_dsa or deepseek_v4 has it"
+                "deepseek_v32 or glm_moe_dsa or deepseek_v4 or glm5_next_text has it"
             ),
         ),
     ],
@@ -294,6 +294,16 @@ def test_a_plan_says_how_attention_is_computed() -> None:
     assert found["attention"] == (
         "flash kernel: scores are never stored; keys and values are gathered over cp; a mask hides all but 5 keys of a "
         "query, which an indexer chose"
+    )
+
+
+def test_what_is_said_of_pools() -> None:
+    """512 pools of 4 keys, and up to 3 of the query's own."""
+    *_, notes = inputs_of(PlanRequest(model="glm-5.3-flash", nodes=32, instance="h800-80gb"))
+    assert "glm-5.3-flash: a query sees 2,051 keys at most; indexers are loaded, not learned" in notes[0]
+    found = dict(_facts(plan_of(MODELS["glm 5.3"], strategy(), 1), ("attention",)))
+    assert found["attention"].endswith(
+        "a mask hides all but 4 keys of a query, which an indexer chose in pools of 2, and its own pool up to itself"
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,7 @@ from autoshard.spec.clamped_gate import ClampedGate
 from autoshard.spec.compressed_attention import CompressedAttention
 from autoshard.spec.dropout import Dropout
 from autoshard.spec.hyper_connections import HyperConnections
+from autoshard.spec.indexer import Indexer
 from autoshard.spec.latent_attention import LatentAttention
 from autoshard.spec.linear_attention import LinearAttention, Mamba, ShortConv
 from autoshard.spec.multipliers import Multipliers
@@ -191,6 +193,50 @@ def test_what_a_deepseek_v4_config_leaves_out() -> None:
     assert (short.layer_types, short.mlp_layer_types) == ((heavy,), ("hashed",))
     for one in (model, published, short):
         assert from_config(to_config(one), one.name) == one
+
+
+def test_what_a_glm_5_3_config_leaves_out() -> None:
+    model = read("glm5_next_text", **DEEPSEEK)
+    assert model.layer_types == (*("linear_attention",) * 3, "full_attention")
+    assert model.linear_attention == LinearAttention(64, 64, 128, 128, 4, kda_lower_bound=-5.0)
+    assert model.latent_attention == LatentAttention(1536, 512, 0, 256)
+    assert model.indexer == Indexer(32, 128, 2048, index_kpool=16)
+    assert model.hyper_connections == HyperConnections(4, 20, 1e-6)
+    assert (model.head_dim, model.norm_eps, model.num_key_value_heads, model.has_rope(3)) == (256, 1e-5, 32, False)
+    assert model.mlp_layer_types == (*("dense",) * 3, "sparse")
+    assert (model.router, model.norm_topk_prob) == (Router("sigmoid", "noaux_tc", 1, 1, 2.5), True)
+    assert model.clamped_gate == ClampedGate(10.0, swiglu_limit_shared=10.0, cuts_before_silu=True)
+    assert (model.gate_types, model.shared_expert_intermediate_size) == (("both",) * 4, 64)
+    words = ["deepseek_sparse_attention", "indexed_attention", "full_attention", "linear_attention"]
+    sizes = {"num_heads": 8, "head_dim": 64, "short_conv_kernel_size": 3, "gate_lower_bound": -2}
+    keys = {"linear_head_dim": 7, "linear_lower_bound": None, "index_kpool": 4, "indexer_types": ["full"] * 4}
+    published = read("glm5_next_text", **DEEPSEEK, **keys, layer_types=words, linear_attn_config=sizes)
+    assert published.layer_types == (*("full_attention",) * 3, "linear_attention")
+    assert published.linear_attention == LinearAttention(8, 8, 64, 64, 3, kda_lower_bound=-2.0)
+    assert published.indexer is not None and published.indexer.index_kpool == 4
+    alone = read("glm5_next_text", **DEEPSEEK, layer_types=words[:1] * 4, mlp_layer_types=["sparse"] * 4)
+    assert (alone.layer_types, alone.linear_attention, alone.is_recurrent) == ((), None, False)
+    for one in (model, published, alone, load_model("glm-5.3-flash")):
+        assert from_config(to_config(one), one.name) == one
+
+
+@pytest.mark.parametrize(
+    ("keys", "bound"),
+    [
+        ({}, -5.0),
+        ({"linear_lower_bound": -3}, -3.0),
+        ({"linear_lower_bound": None}, None),
+        ({"linear_lower_bound": -3, "linear_attn_config": {"gate_lower_bound": -2}}, -2.0),
+        ({"linear_lower_bound": -3, "linear_attn_config": {}}, -3.0),
+        ({"linear_lower_bound": None, "linear_attn_config": {}}, -5.0),
+        ({"linear_lower_bound": -3, "linear_attn_config": {"gate_lower_bound": None}}, -5.0),
+        ({"linear_attn_config": {"gate_lower_bound": None, "safe_gate": False}}, None),
+    ],
+)
+def test_how_fast_channels_of_glm_5_3_fade_at_most(keys: dict[str, Any], bound: float | None) -> None:
+    """As transformers reads it."""
+    linear = read("glm5_next_text", **DEEPSEEK, **keys).linear_attention
+    assert linear is not None and linear.kda_lower_bound == bound
 
 
 def test_what_a_phi_config_leaves_out() -> None:

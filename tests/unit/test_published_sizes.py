@@ -48,6 +48,11 @@ def active_blocks(model: ModelSpec) -> int:
     return active(model) - embedding(model)
 
 
+def with_module(count: Callable[[ModelSpec], int]) -> Callable[[ModelSpec], int]:
+    """The same of a model with its prediction module, which is left out here: about a block like the last one."""
+    return lambda model: count(model.with_prediction_block)
+
+
 PUBLISHED: tuple[tuple[str, Callable[[ModelSpec], int], str, str], ...] = (
     ("deepseek-v2-lite", parameter_count, "16e9", "README of deepseek-ai/DeepSeek-V2"),
     ("deepseek-v2-lite", active, "2.4e9", "README of deepseek-ai/DeepSeek-V2"),
@@ -61,6 +66,8 @@ PUBLISHED: tuple[tuple[str, Callable[[ModelSpec], int], str, str], ...] = (
     ("deepseek-v4-flash", active, "13e9", "abstract of arXiv 2606.19348"),
     ("deepseek-v4-pro", parameter_count, "1.6e12", "abstract of arXiv 2606.19348"),
     ("deepseek-v4-pro", active, "49e9", "abstract of arXiv 2606.19348"),
+    ("glm-5.3-flash", with_module(parameter_count), "3.2e11", "transformers' page on it, with what sees besides"),
+    ("glm-5.3-flash", with_module(active), "18e9", "transformers' page on it, with what sees besides"),
     ("kimi-k2", parameter_count, "1e12", "README of MoonshotAI/Kimi-K2"),
     ("kimi-k2", active, "32e9", "README of MoonshotAI/Kimi-K2"),
     ("dbrx", parameter_count, "132e9", "README of databricks/dbrx"),

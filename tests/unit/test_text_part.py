@@ -129,6 +129,7 @@ OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"num_hidden_layers": 6, "head_dim": 16, "global_head_dim": 16},
         {"hidden_size_per_layer_input": 0, "sliding_window": 1024, "max_position_embeddings": 262_144},
     ),
+    "glm5_next": ({"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}, {}),
     "granite4_vision_text": (
         dict.fromkeys(("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"), 1.0),
         {},

@@ -48,12 +48,13 @@ def test_a_checkpoint_holds_every_element_once_and_comes_back_the_same(name: str
 def test_matrices_are_what_has_two_dims_in_a_checkpoint_and_is_no_bias(name: str) -> None:
     """Weight decay is of these alone: not of a norm over all heads, whose weight has several dims of ours, nor of norms
     of each head, of which Command R+ publishes one tensor, of no rate of forgetting, which Kimi Linear publishes with
-    dims of one, and of DeepSeek-V4's neither its table of tokens nor what it adds to gates by the place of a token."""
+    dims of one, and of DeepSeek-V4's neither its table of tokens nor what it, and GLM-5.3's indexer, adds to gates by
+    the place of a token."""
     model = MODELS[name]
     graph = stage_graph(model, published_sizes(model), range(model.num_hidden_layers), first=True, last=True)
     tensors = checkpoint(model)
     published = {part.parameter: part.tensor for part in checkpoint_parts(model)}
-    others = ("bias", "A_log", "q_norm.weight", "k_norm.weight", "tid2eid", ".ape")
+    others = ("bias", "A_log", "q_norm.weight", "k_norm.weight", "tid2eid", "ape")
     assert graph.matrices == {
         parameter for parameter, of in published.items() if tensors[of].ndim > 1 and not of.endswith(others)
     }

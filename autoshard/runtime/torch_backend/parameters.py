@@ -70,11 +70,13 @@ def _initial(model: ModelSpec, name: str) -> str:
     the one before), 'residual' or 'normal'. Its name decides; a traced model states it."""
     if model.graph is not None:
         return model.graph.parameter_named(name).initial
-    if name.endswith((".dt_bias", ".D", ".layer_scalar", ".per_expert_scale", "hc.scale", "hc_head.scale")):
+    if name.endswith(
+        (".dt_bias", ".D", ".layer_scalar", ".per_expert_scale", "hc.scale", "hc_head.scale", "_compress_gate")
+    ):
         return "ones"
     if name.endswith(".tid2eid"):
         return "table"
-    if name.endswith((".bias", "_bias", "hc.base", "hc_head.base")):
+    if name.endswith((".bias", "_bias", "hc.base", "hc_head.base", "_compress_ape")):
         return "zeros"
     if name.endswith(".A_log"):
         return "rates"
