@@ -151,6 +151,16 @@ def sequence_has_entries(problem: Problem, draft: Draft) -> str | None:
     )
 
 
+def choices_stay_on_a_stage(problem: Problem, draft: Draft) -> str | None:
+    """A stage sends the residual alone to the next one."""
+    if draft.pp == 1 or not problem.model.indexer_types:
+        return None
+    return (
+        f"pp={draft.pp}: blocks of {problem.model.name} see the keys that an indexer before them chose, and no stage "
+        "sends its choice to the next one; use pp=1"
+    )
+
+
 def sequence_splits(problem: Problem, draft: Draft) -> str | None:
     """Context parallelism splits the sequence, sequence parallelism splits each part again."""
     pieces = draft.cp * (draft.tp if draft.sequence_parallel else 1)
@@ -305,6 +315,7 @@ COMMON_MESH_RULES = (
     *TP_RULES,
     Rule("the sequence does not split over cp and tp", sequence_splits),
     Rule("the sequence is shorter than the pieces of compressed attention", sequence_has_entries),
+    Rule("blocks see what an indexer of another stage chose", choices_stay_on_a_stage),
     Rule("etp is no part of tp", experts_are_cut_apart),
     EXPERTS_SPLIT,
     Rule("experts with context parallelism", experts_share_sequences),

@@ -37,6 +37,8 @@ class Tensor:
     role: 'parameter', 'input' (token ids, labels, a previous stage's output) or 'activation'.
     element_bytes: bytes of one element. differentiable: whether it has a gradient.
     matrix: whether a parameter is a matrix, which weight decay applies to; None: the operators that read it say so.
+    counted: whether an input is among what its readers keep for backward; not where another block keeps it too, and
+    counts it.
     """
 
     name: str
@@ -45,6 +47,7 @@ class Tensor:
     element_bytes: int
     differentiable: bool = True
     matrix: bool | None = None
+    counted: bool = True
 
 
 @dataclass(frozen=True)
@@ -169,6 +172,13 @@ class GraphBuilder:
     def hidden_input(self, name: str, dims: str) -> str:
         """Add an input that another stage computes, and return its name. dims: names with spaces between."""
         return self._add(Tensor(name, tuple(dims.split()), "input", self._element_bytes))
+
+    def mask_input(self, name: str, dims: str, counted: bool) -> str:
+        """The mask that an operator of this name gives, or where none does here an input of true and false; returns its
+        name. It has no gradient. dims: names with spaces between. counted: see `Tensor`."""
+        if name in self._tensors:
+            return name
+        return self._add(Tensor(name, tuple(dims.split()), "input", 1, differentiable=False, counted=counted))
 
     def operator(
         self,

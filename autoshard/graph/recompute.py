@@ -12,7 +12,7 @@ from typing import NamedTuple
 from autoshard.errors import AutoshardError
 from autoshard.files.fields import show
 from autoshard.graph.count import QUANTIZED, operator_steps, saved_activations
-from autoshard.graph.ir import Operator
+from autoshard.graph.ir import Operator, Tensor
 from autoshard.graph.partition import GatherEinsumStep, Program, RedistributeStep, Step
 
 BLOCK_MODULES = ("attention_norm", "attention", "core_attention", "mlp_norm", "mlp", "residual")
@@ -259,12 +259,17 @@ def _recomputing(program: Program) -> Recomputing:
     for step in program.steps:
         saved = saved_activations(program, step)
         read, written = (
-            {view: float(program.local_bytes[view]) for view in views if program.tensor(view).role != "parameter"}
+            {view: float(program.local_bytes[view]) for view in views if _is_kept(program.tensor(view))}
             for views in (_inputs(step), _outputs(step))
         )
         computes = not {name.removesuffix(QUANTIZED) for name in saved} <= read.keys()
         steps.append(StepBuffers(placed(saved), placed(read), placed(written), computes))
     return Recomputing(_pattern(_owners(program), tuple(steps)), buffers)
+
+
+def _is_kept(tensor: Tensor) -> bool:
+    """Whether a block that runs again keeps a tensor that it reads: parameters are there anyhow."""
+    return tensor.role != "parameter" and tensor.counted
 
 
 def _owners(program: Program) -> tuple[Owner | None, ...]:

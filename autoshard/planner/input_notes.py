@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from autoshard.backends.products import unrunnable
 from autoshard.backends.registry import BACKENDS
 from autoshard.spec.model import ModelSpec
+from autoshard.spec.model_types import OWN_INDEXER
 from autoshard.spec.traced import LONGEST_TRACE
 from autoshard.spec.training import TrainingSpec
 
@@ -25,7 +26,9 @@ def input_notes(model: ModelSpec, training: TrainingSpec, backend: str) -> Itera
         yield f"{model.name} was traced with {min(length, LONGEST_TRACE):,} tokens, without dropout"
     if model.indexer is not None:
         told = "indexers are loaded, not learned; attention computes the scores of all keys, and MFU counts it alone"
-        yield f"{model.name}: a query sees {model.indexer.most_keys:,} keys at most; {told}"
+        own = model.indexer_types.count(OWN_INDEXER)
+        several = f", which {own} of {model.num_hidden_layers} blocks choose" if own else ""
+        yield f"{model.name}: a query sees {model.indexer.most_keys:,} keys at most{several}; {told}"
     if model.compressed_attention is not None:
         told = "indexers are loaded, not learned; attention computes the scores of all entries, and MFU counts them"
         chosen = f"{model.compressed_attention.index_topk:,} entries at most in blocks with an indexer"

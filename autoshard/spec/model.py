@@ -30,6 +30,7 @@ from autoshard.spec.model_types import (
     FULL_ATTENTION,
     HASHED,
     MOST_REPEATED,
+    OWN_INDEXER,
     RECURRENT,
     RMS_NORM,
     ROPE,
@@ -45,7 +46,7 @@ from autoshard.spec.rope import RopeScaling
 from autoshard.spec.router import Router
 from autoshard.spec.traced import TracedGraph
 
-KIND_FIELDS = ("layer_types", "mlp_layer_types", "position_types", "gate_types")
+KIND_FIELDS = ("layer_types", "mlp_layer_types", "position_types", "gate_types", "indexer_types")
 """Fields with a word for each block: blocks of the same words are of one kind, and are built and priced alike."""
 
 
@@ -93,6 +94,8 @@ class ModelSpec:
     gate_types: Of each block, whose gates clamped_gate cuts off: free (nobody's) | routed (the routed experts') |
         shared (those of the shared expert, or of the MLP in place of experts) | both; absent where it is the routed
         experts' in all blocks, if there is a clamped_gate.
+    indexer_types: Of each block, full (an indexer of its own) | shared (it sees the keys that the last block before it
+        with an indexer chose); absent where all have their own, if there is an indexer.
     linear_attention: Sizes of the blocks that are linear_attention in layer_types; absent without such blocks.
     mamba: Sizes of the blocks that are mamba or hybrid in layer_types; absent without such blocks.
     conv: Sizes of the blocks that are conv in layer_types; absent without such blocks.
@@ -164,6 +167,7 @@ class ModelSpec:
     dense_intermediate_size: Annotated[Whole, Absence.WRITTEN] = 0
     position_types: Annotated[tuple[str, ...], Absence.WRITTEN, Limit(most_items=MOST_REPEATED)] = ()
     gate_types: Annotated[tuple[str, ...], Absence.WRITTEN, Limit(most_items=MOST_REPEATED)] = ()
+    indexer_types: Annotated[tuple[str, ...], Absence.WRITTEN, Limit(most_items=MOST_REPEATED)] = ()
     linear_attention: Annotated[LinearAttention | None, Absence.WRITTEN] = None
     mamba: Annotated[Mamba | None, Absence.WRITTEN] = None
     conv: Annotated[ShortConv | None, Absence.WRITTEN] = None
@@ -205,7 +209,9 @@ class ModelSpec:
     def blocks(self) -> Blocks:
         """Its blocks by what they are built of; how they are trained may tell more of them apart
         (TrainingSpec.blocks_of)."""
-        said = [types for types in self._types.values() if types]
+        said: list[tuple[object, ...]] = [types for types in self._types.values() if types]
+        if self.indexer_types:  # the first of those that see one choice counts it (models/deepseek/attention.py)
+            said.append(tuple(layer - self.chooser_of(layer) == 1 for layer in range(self.num_hidden_layers)))
         return blocks_of(zip(*said, strict=True)) if said else Blocks((0,) * self.num_hidden_layers)
 
     @property
@@ -281,6 +287,13 @@ class ModelSpec:
         limit = gate.swiglu_limit if experts == ROUTED else gate.swiglu_limit_shared
         assert limit is not None, self.name
         return gate.expression(limit)
+
+    def chooser_of(self, layer: int) -> int:
+        """The block whose indexer chooses the keys that a block sees: itself, or the last one before it that has an
+        indexer."""
+        if not self.indexer_types:
+            return layer
+        return next(place for place in range(layer, -1, -1) if self.indexer_types[place] == OWN_INDEXER)
 
     @property
     def num_sparse_layers(self) -> int:

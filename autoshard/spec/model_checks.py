@@ -26,12 +26,14 @@ from autoshard.spec.model_types import (
     GATE_TYPES,
     HASHED,
     HYBRID,
+    INDEXER_TYPES,
     LAYER_TYPES,
     LONGEST_NAME,
     MLP_LAYER_TYPES,
     MOST_REPEATED,
     NONE,
     NOPE,
+    OWN_INDEXER,
     POSITION_TYPES,
     RECURRENT,
     ROUTED,
@@ -63,6 +65,7 @@ def check_model(model: ModelSpec) -> None:
     _check_experts(model)
     _check_kinds(model)
     _check_turned_part(model)
+    _check_shared_indexers(model)
     _check_branch_multipliers(model)
     _check_gates(model)
     _check_prediction(model)
@@ -358,6 +361,7 @@ def _check_kinds(model: ModelSpec) -> None:
         "mlp_layer_types": (*MLP_LAYER_TYPES, *((HASHED,) if model.family.hashes_tokens else ()), *none),
         "position_types": POSITION_TYPES,
         "gate_types": GATE_TYPES,
+        "indexer_types": INDEXER_TYPES,
     }
     for field, known in words.items():
         types = getattr(model, field)
@@ -419,6 +423,28 @@ def _check_turned_part(model: ModelSpec) -> None:
         f"qk_rope_head_dim=0 of {model.name} leaves positions nothing to turn: position_types must say {NOPE} of all "
         "blocks"
     )
+
+
+def _check_shared_indexers(model: ModelSpec) -> None:
+    """Blocks that see the keys that another one chose only where the model_type can have them, behind such a block."""
+    types, of = model.indexer_types, model.name
+    if not types:
+        return
+    if "indexer_types" not in model.family.may_have:
+        raise AutoshardError(
+            f"indexer_types of {of} must be absent: no block of model_type={model.model_type} sees the keys that "
+            f"another one's indexer chose; blocks of {with_trait('indexer_types')} may"
+        )
+    if types[0] != OWN_INDEXER:
+        raise AutoshardError(
+            f"indexer_types of {of} begins with {types[0]}, but must with {OWN_INDEXER}: no block before the first one "
+            "chooses keys"
+        )
+    if model.multi_token_prediction is not None:
+        raise AutoshardError(
+            f"mtp_num_layers={model.multi_token_prediction.mtp_num_layers} of {of} is not supported where blocks see "
+            "the keys that another one's indexer chose (indexer_types)"
+        )
 
 
 def _mixers(model: ModelSpec) -> tuple[str, ...]:

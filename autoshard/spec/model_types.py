@@ -31,6 +31,7 @@ OPTIONAL_FIELDS = (
     "clamped_gate",
     "global_attention",
     "v_head_dim",
+    "indexer_types",
 )
 
 
@@ -281,7 +282,13 @@ _BUILT_IN = {
         may_have=("moe_latent_size",),
     ),
     "deepseek_v32": Family("deepseek", experts=_SHARED, counts_shared_experts=True, needs=_CHOOSES, may_have=_PREDICTS),
-    "glm_moe_dsa": Family("deepseek", experts=_SHARED, counts_shared_experts=True, needs=_CHOOSES, may_have=_PREDICTS),
+    "glm_moe_dsa": Family(
+        "deepseek",
+        experts=_SHARED,
+        counts_shared_experts=True,
+        needs=_CHOOSES,
+        may_have=("indexer_types", *_PREDICTS),
+    ),
     "lfm2": Family("lfm2", qk_norm=EACH_HEAD),
     "lfm2_moe": Family("lfm2", experts=_MIXTURE, qk_norm=EACH_HEAD),
     "lfm3": Family("lfm3", qk_norm=EACH_HEAD, gates_attention=EACH_HEAD),
@@ -395,3 +402,6 @@ POSITION_TYPES = (ROPE, NOPE)
 FREE, BOTH = "free", "both"
 GATE_TYPES = (FREE, ROUTED, SHARED, BOTH)
 """Words of gate_types: which MLPs of a block have the activation of clamped_gate."""
+OWN_INDEXER, SHARED_INDEXER = "full", "shared"
+INDEXER_TYPES = (OWN_INDEXER, SHARED_INDEXER)
+"""Words of indexer_types: whether a block chooses keys, or sees those that the last one before it that does chose."""

@@ -66,7 +66,7 @@ def attended(b: GraphBuilder, model: ModelSpec, h: str, layer: int, kernel: str,
     if latent.q_lora_rank is not None:
         made_of = _norm(b, f"{name}.q_a_layernorm", made_of, norm_eps)
     c = _norm(b, f"{name}.kv_a_layernorm", c, norm_eps)
-    chosen = None if model.indexer is None else _indexer(b, model, model.indexer, f"{name}.indexer", h, made_of)
+    chosen = None if model.indexer is None else _chosen(b, model, model.indexer, layer, h, made_of)
     b.module = "attention_up"
     q = linear(b, f"{name}.{up}", made_of, f"batch seq {source}, {QUERIES} {source} -> batch seq {QUERIES}", bias=False)
     if model.has_rope(layer):
@@ -87,6 +87,16 @@ def attended(b: GraphBuilder, model: ModelSpec, h: str, layer: int, kernel: str,
         context = gated_output(b, model, f"{name}.gated", context, gate)
     expression = "batch seq kvhead group valuedim, embed kvhead group valuedim -> batch seq embed"
     return linear(b, f"{name}.o_proj", context, expression, bias=False)
+
+
+def _chosen(b: GraphBuilder, model: ModelSpec, indexer: Indexer, layer: int, h: str, compressed: str) -> str:
+    """The mask of the keys that each query of a block sees: the output of its indexer, which is appended, or of the
+    indexer of the block that chooses for it. h, compressed: as of `_indexer`."""
+    chooser = model.chooser_of(layer)
+    name = f"model.layers.{chooser}.self_attn.indexer"
+    if chooser != layer:  # all that see it keep one mask
+        return b.mask_input(name, f"batch seq {KEY}", counted=chooser == layer - 1)
+    return _indexer(b, model, indexer, name, h, compressed)
 
 
 def _indexer(b: GraphBuilder, model: ModelSpec, indexer: Indexer, name: str, h: str, compressed: str) -> str:

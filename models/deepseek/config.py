@@ -14,7 +14,15 @@ from autoshard.models.config_fields import Config, rope, rope_keys, sizes
 from autoshard.spec.indexer import Indexer
 from autoshard.spec.latent_attention import LatentAttention
 from autoshard.spec.model import ModelSpec
-from autoshard.spec.model_types import DENSE, MLP_LAYER_TYPES, MOST_REPEATED, SPARSE
+from autoshard.spec.model_types import (
+    DENSE,
+    INDEXER_TYPES,
+    MLP_LAYER_TYPES,
+    MOST_REPEATED,
+    OWN_INDEXER,
+    SHARED_INDEXER,
+    SPARSE,
+)
 from autoshard.spec.router import CORRECTED, GREEDY, GROUP_LIMITED, Router
 
 ARCHITECTURES = {
@@ -54,6 +62,10 @@ INDEXERS = {
     "glm_moe_dsa": Indexer(32, 128, 2048, indexer_rope_interleave=True),
 }
 """Of a model_type that has one, where a config does not say. No config may have another indexer_rope_interleave."""
+SHARES_INDEXERS = ("glm_moe_dsa",)
+"""Those in which blocks may see the keys that another one's indexer chose."""
+LETTERS = {"F": OWN_INDEXER, "S": SHARED_INDEXER}
+"""Of index_topk_pattern -> word of indexer_types."""
 SAYS_KINDS = ("glm4_moe_lite", *INDEXERS)
 """The model_types with mlp_layer_types."""
 DEFAULTS = {
@@ -68,6 +80,8 @@ DEFAULTS = {
 
 def read(config: Config, model_type: str) -> ModelSpec:
     defaults, indexer = DEFAULTS[model_type], INDEXERS.get(model_type)
+    if indexer is not None and model_type not in SHARES_INDEXERS:
+        own_indexers(config)
     if model_type == "deepseek_v2":
         return read_with_latent(
             config,
@@ -83,6 +97,7 @@ def read(config: Config, model_type: str) -> ModelSpec:
         defaults,
         says_kinds=model_type in SAYS_KINDS,
         indexer=None if indexer is None else _indexer(config, indexer),
+        indexer_types=_indexer_types(config) if model_type in SHARES_INDEXERS else (),
     )
 
 
@@ -200,20 +215,41 @@ def corrected_router(
 
 
 def _indexer(config: Config, usual: Indexer) -> Indexer:
-    """The indexer of every block. usual: with the values that its keys have where they are absent.
+    """The indexer of every block that has one. usual: with the values that its keys have where they are absent.
 
-    Raises AutoshardError where positions turn other numbers than in transformers, or some blocks see the keys that
-    another one's chose.
+    Raises AutoshardError where positions turn other numbers than in transformers.
     """
     config.only("rope_interleave", True)
     config.only("indexer_rope_interleave", usual.indexer_rope_interleave)
-    own_indexers(config)
     return Indexer(
         index_n_heads=config.integer("index_n_heads", usual.index_n_heads),
         index_head_dim=config.integer("index_head_dim", usual.index_head_dim),
         index_topk=config.integer("index_topk", usual.index_topk),
         indexer_rope_interleave=usual.indexer_rope_interleave,
     )
+
+
+def _indexer_types(config: Config) -> tuple[str, ...]:
+    """The indexer_types of a config: its own, or those of a pattern with a letter for each block, or those of an
+    indexer in each of the first blocks, as many as an offset says, and then in one of so many; () where all blocks have
+    one."""
+    layers = config.integer("num_hidden_layers", at_most=MOST_REPEATED)
+    every = max(config.integer("index_topk_freq", 1, at_least=0), 1)
+    offset = config.integer("index_skip_topk_offset", 2, at_least=0)
+    types = tuple(SHARED_INDEXER if max(0, place - offset + 1) % every else OWN_INDEXER for place in range(layers))
+    pattern = config.value("index_topk_pattern", [])
+    if config.gives("indexer_types"):
+        types = config.words("indexer_types", layers, INDEXER_TYPES)
+    elif isinstance(pattern, str):
+        if len(pattern) != layers or {*pattern} - LETTERS.keys():
+            raise AutoshardError(
+                f"index_topk_pattern={show(pattern)} of {config.name} must be {layers} letters, {' or '.join(LETTERS)} "
+                "for each block"
+            )
+        types = tuple(LETTERS[letter] for letter in pattern)
+    elif pattern:
+        types = config.words("index_topk_pattern", layers, INDEXER_TYPES)
+    return types if SHARED_INDEXER in types else ()
 
 
 def own_indexers(config: Config) -> None:
@@ -255,6 +291,8 @@ def write(model: ModelSpec) -> dict[str, Any]:
         del config["rope_interleave"]
     if (indexer := model.indexer) is not None:
         config |= {key: getattr(indexer, key) for key in ("index_n_heads", "index_head_dim", "index_topk")}
+    if model.indexer_types:
+        config["indexer_types"] = list(model.indexer_types)
     return config | (kind_keys(model) if model.model_type in SAYS_KINDS else {})
 
 

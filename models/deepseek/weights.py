@@ -38,7 +38,7 @@ def latent_attention(model: ModelSpec, layer: int, hub: str = "self_attn", **nam
     layouts["o_proj"] = "embed (kvhead group valuedim)"
     for part, layout in layouts.items():
         yield Part(f"{prefix}.{hub}.{named.get(part, part)}.weight", layout, f"{name}.{part}.weight")
-    if model.indexer is not None:
+    if model.indexer is not None and model.chooser_of(layer) == layer:
         yield from _indexer(model.indexer, f"{name}.indexer")
     yield from norms(model, f"{prefix}.input_layernorm", f"{prefix}.post_attention_layernorm")
 

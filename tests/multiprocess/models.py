@@ -614,6 +614,7 @@ MODELS["glm 5"] = replace(
     model_type="glm_moe_dsa",
     indexer=Indexer(index_n_heads=4, index_head_dim=8, index_topk=5, indexer_rope_interleave=True),
 )
+MODELS["glm 5.2"] = replace(MODELS["glm 5"], indexer_types=("full", "shared", "full", "shared"))
 MODELS["deepseek v4"] = replace(
     LLAMA,
     model_type="deepseek_v4",

@@ -1015,6 +1015,27 @@ CASES[4] |= {
     "pools, tp 4": ("glm 5.3 of 6 heads", strategy(tp=4), 2),
 }
 
+CASES[2] |= {
+    "one choice for two blocks, tp": ("glm 5.2", strategy(tp=2, recompute="attention_up+core_attention"), 2),
+    "one choice for two blocks, tp, no sequence parallel, plain": (
+        "glm 5.2",
+        strategy(tp=2, sp=False, kernel="plain"),
+        2,
+    ),
+    "one choice for two blocks, tp, recompute all": ("glm 5.2", strategy(tp=2, recompute="full"), 2),
+    "one choice for two blocks, dp, ep, ZeRO-2": (
+        "glm 5.2",
+        strategy(dp=2, ep=2, zero=2, mbs=2, recompute="attention"),
+        2,
+    ),
+    "one choice for two blocks, dp, ZeRO-3, recompute all": ("glm 5.2", strategy(dp=2, zero=3, recompute="full"), 2),
+    "one choice for two blocks, cp, ep over cp": ("glm 5.2", strategy(cp=2, ep=2, recompute="core_attention"), 2),
+}
+CASES[4] |= {
+    "one choice for two blocks, tp x cp": ("glm 5.2", strategy(tp=2, cp=2, ep=2, recompute="full"), 2),
+    "one choice for two blocks, ep x tp": ("glm 5.2", strategy(tp=2, dp=2, ep=2), 2),
+}
+
 MOST_OF_A_FAMILY, MOST_OF_A_LAYOUT = 1, 1
 """How many layouts of each of LATER_FAMILIES are tried, and how many families with the same layout where there are more
 than two ranks: the first ones. With two ranks a family is tried that no more ranks try and that has an operator of a

@@ -804,6 +804,16 @@ CONFIGS["deepseek v3.2, all keys chosen, dense blocks"] = {
     "tie_word_embeddings": True,
     **NO_TOKENS,
 }
+CONFIGS["glm 5.2"] = {**SPARSE, "model_type": "glm_moe_dsa", "indexer_types": ["full", "shared", "shared"], **NO_TOKENS}
+CONFIGS["glm 5.2, by frequency"] = {
+    **SPARSE,
+    "model_type": "glm_moe_dsa",
+    "num_hidden_layers": 5,
+    "first_k_dense_replace": 1,
+    "index_topk_freq": 2,
+    "index_skip_topk_offset": 2,
+    **NO_TOKENS,
+}
 CONFIGS["glm 5"] = {**SPARSE, "model_type": "glm_moe_dsa", "first_k_dense_replace": 1, **NO_TOKENS}
 CONFIGS["glm 5, groups"] = {
     **SPARSE,

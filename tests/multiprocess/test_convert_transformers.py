@@ -26,6 +26,7 @@ CHOSEN = (
     "granite hybrid, attention alone",
     "gemma4, experts",
     "glm 5",
+    "glm 5.2",
     "stablelm, norms of heads",
     "step",
     "falcon h1",

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from autoshard.backends.rules import check_strategy
 from autoshard.cli import main
 from autoshard.cost.compute import operator_needs, operator_seconds
 from autoshard.errors import AutoshardError
@@ -20,18 +21,20 @@ from autoshard.layout.sharding import stage_program
 from autoshard.models.huggingface import from_config, to_config
 from autoshard.models.registry import load_model
 from autoshard.models.stage import dim_sizes, learned_count, parameter_count, stage_graph
-from autoshard.models.weights import not_learned, parameter_dtypes
+from autoshard.models.weights import checkpoint_parts, not_learned, parameter_dtypes
 from autoshard.planner.inputs import inputs_of
 from autoshard.planner.request import PlanRequest
 from autoshard.runtime.options import RunOptions
-from autoshard.runtime.rehearse import rehearse
+from autoshard.runtime.rehearse import local_cluster, rehearse
 from autoshard.runtime.run import _backend
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.dropout import Dropout
 from autoshard.spec.indexer import Indexer
 from autoshard.spec.model import ModelSpec
+from autoshard.spec.prediction import MultiTokenPrediction
+from autoshard.spec.training import TrainingSpec
 from tests.multiprocess.models import MODELS
-from tests.multiprocess.plans import plan_of, strategy
+from tests.multiprocess.plans import FP64, plan_of, strategy
 from tests.unit.plan_examples import plan_70b
 
 V32, GLM5 = load_model("deepseek-v3.2"), load_model("glm-5")
@@ -132,7 +135,7 @@ def test_ranks_that_share_a_sequence_keep_the_mask_of_their_own_queries() -> Non
     assert not [one for one in program.steps if isinstance(one, RedistributeStep) and one.source == f"{PREFIX}indexer"]
 
 
-@pytest.mark.parametrize("name", ["deepseek v3.2", "glm 5", "glm 5.3", "glm 5.3 of 6 heads"])
+@pytest.mark.parametrize("name", ["deepseek v3.2", "glm 5", "glm 5.2", "glm 5.3", "glm 5.3 of 6 heads"])
 def test_configs_and_plans_give_the_same_model_back(name: str) -> None:
     model = MODELS[name]
     assert from_config(to_config(model), model.name) == model
@@ -156,13 +159,33 @@ def test_what_a_config_leaves_out() -> None:
     ("config", "text"),
     [
         ({**OTHER, "rope_interleave": False}, "rope_interleave=False of m is not supported; True is"),
-        ({**OTHER, "index_topk_freq": 4}, "index_topk_freq=4 of m is not supported; 1 is"),
+        ({**CONFIG, "index_topk_freq": 4}, "index_topk_freq=4 of m is not supported; 1 is"),
         (
-            {**OTHER, "index_topk_pattern": "FSSF"},
+            {**CONFIG, "index_topk_pattern": "FSSF"},
             "index_topk_pattern='FSSF' of m is not supported: an indexer of its own in each block is",
         ),
         (
-            {**OTHER, "indexer_types": ["full", "shared", "full", "full"]},
+            {**OTHER, "index_topk_pattern": "FSS"},
+            "index_topk_pattern='FSS' of m must be 4 letters, F or S for each block",
+        ),
+        (
+            {**OTHER, "index_topk_pattern": "FSXF"},
+            "index_topk_pattern='FSXF' of m must be 4 letters, F or S for each block",
+        ),
+        (
+            {**OTHER, "indexer_types": ["full", "none", "full", "full"]},
+            "indexer_types='none' of m must be one of: full, shared",
+        ),
+        (
+            {**OTHER, "indexer_types": ["full"] * 3},
+            "indexer_types=a list of 3 of m must be a list of 4 words, one a block",
+        ),
+        (
+            {**OTHER, "indexer_types": ["shared", "full", "full", "full"]},
+            "indexer_types of m begins with shared, but must with full: no block before the first one chooses keys",
+        ),
+        (
+            {**CONFIG, "indexer_types": ["full", "shared", "full", "full"]},
             "indexer_types=a list of 4 of m is not supported: an indexer of its own in each block is",
         ),
         (
@@ -191,6 +214,73 @@ def test_what_a_config_cannot_have_is_named(config: dict[str, Any], text: str) -
     with pytest.raises(AutoshardError) as raised:
         from_config(config, "m")
     assert str(raised.value) == text
+
+
+@pytest.mark.parametrize(
+    ("keys", "types"),
+    [
+        ({"index_topk_freq": 2}, "FFSF"),
+        ({"index_topk_freq": 3, "index_skip_topk_offset": 1}, "FSSF"),
+        ({"index_topk_freq": 4, "index_skip_topk_offset": 3}, "FFFS"),
+        ({"index_topk_freq": 0}, "FFFF"),
+        ({"index_topk_freq": 2, "index_topk_pattern": "FSSS"}, "FSSS"),
+        ({"index_topk_pattern": ["full", "full", "shared", "full"]}, "FFSF"),
+        ({"index_topk_pattern": "FSSS", "indexer_types": ["full", "shared", "full", "full"]}, "FSFF"),
+    ],
+)
+def test_which_blocks_of_glm_5_2_choose(keys: dict[str, Any], types: str) -> None:
+    """As transformers reads it."""
+    model = from_config({**OTHER, **keys}, "m")
+    words = {"F": "full", "S": "shared"}
+    assert model.indexer_types == (tuple(words[letter] for letter in types) if "S" in types else ())
+    assert [model.chooser_of(layer) for layer in range(4)] == [types.rindex("F", 0, end) for end in range(1, 5)]
+    assert from_config(to_config(model), "m") == model
+
+
+def test_blocks_that_see_one_choice_have_one_indexer_and_keep_one_mask() -> None:
+    model = replace(MODELS["glm 5"], indexer_types=("full", "shared", "shared", "full"))
+    assert model.blocks.kind_of == (0, 1, 2, 3)  # the first one is dense; of two the first counts the mask
+    held = {name.split(".")[2] for name in not_learned(model) if ".indexer." in name}
+    assert held == {part.tensor.split(".")[2] for part in checkpoint_parts(model) if ".indexer." in part.tensor}
+    assert held == {"0", "3"}
+    assert parameter_count(MODELS["glm 5"]) - parameter_count(model) == 2 * (24 * 4 * 8 + 64 * 8 + 2 * 8 + 64 * 4)
+    mask = "model.layers.0.self_attn.indexer"
+    kept = [kept_activations(kinds_program(model, layer), "full").get(mask, 0) for layer in range(3)]
+    assert kept == [0, SEQ * SEQ, 0]
+    whole = stage_graph(model, dim_sizes(model, 1, SEQ), range(3), False, False)
+    assert whole.tensors[mask].role == "activation"
+    assert [op.inputs[3] for op in whole.operators if op.kind == "attention"] == [mask] * 3
+    found = kept_activations(stage_program(whole, {}, sequence_parallel=False), "full")
+    assert found[mask] == SEQ * SEQ
+
+
+def kinds_program(model: ModelSpec, layer: int) -> Program:
+    graph = stage_graph(model, dim_sizes(model, 1, SEQ), (layer,), False, False)
+    return stage_program(graph, {}, sequence_parallel=False)
+
+
+def test_what_blocks_that_see_one_choice_cannot_have() -> None:
+    model = MODELS["glm 5.2"]
+    with pytest.raises(AutoshardError) as raised:
+        check_strategy(model, TrainingSpec(16, 8, FP64), local_cluster(2), "torch", strategy(pp=2))
+    assert str(raised.value) == (
+        "pp=2: blocks of tiny-llama see the keys that an indexer before them chose, and no stage sends its choice to "
+        "the next one; use pp=1"
+    )
+    with pytest.raises(AutoshardError) as raised:
+        replace(model, multi_token_prediction=MultiTokenPrediction())
+    assert str(raised.value) == (
+        "mtp_num_layers=1 of tiny-llama is not supported where blocks see the keys that another one's indexer chose "
+        "(indexer_types)"
+    )
+    with pytest.raises(AutoshardError) as raised:
+        replace(TINY, indexer_types=model.indexer_types)
+    assert str(raised.value) == (
+        "indexer_types of tiny-llama must be absent: no block of model_type=deepseek_v32 sees the keys that another "
+        "one's indexer chose; blocks of glm_moe_dsa may"
+    )
+    with pytest.raises(AutoshardError, match=r"^indexer_types='F' of tiny-llama must be one of: full, shared$"):
+        replace(model, indexer_types=("F",) * 4)
 
 
 def test_an_indexer_goes_with_its_families() -> None:
@@ -287,6 +377,11 @@ def test_a_plan_says_what_is_not_learned_and_what_mfu_counts() -> None:
         "glm-5: a query sees 2,048 keys at most; indexers are loaded, not learned; attention computes the scores of "
         "all keys, and MFU counts it alone"
     )
+
+
+def test_a_plan_says_which_blocks_choose() -> None:
+    *_, notes = inputs_of(PlanRequest(model="glm-5.2", nodes=64, instance="h800-80gb"))
+    assert "glm-5.2: a query sees 2,048 keys at most, which 21 of 78 blocks choose; indexers are loaded" in notes[0]
 
 
 def test_a_plan_says_how_attention_is_computed() -> None:
