@@ -440,6 +440,14 @@ def _check_shared_indexers(model: ModelSpec) -> None:
             f"indexer_types of {of} begins with {types[0]}, but must with {OWN_INDEXER}: no block before the first one "
             "chooses keys"
         )
+    for layer in (place for place, word in enumerate(types) if word != OWN_INDEXER):
+        for place in (layer, model.chooser_of(layer)):
+            if (word := model.mixer_of(place)) != FULL_ATTENTION:
+                raise AutoshardError(
+                    f"indexer_types of {of} says {types[layer]} of block {layer}, which sees the keys that block "
+                    f"{model.chooser_of(layer)} chose; but layer_types says {word} of block {place}, not "
+                    f"{FULL_ATTENTION}"
+                )
     if model.multi_token_prediction is not None:
         raise AutoshardError(
             f"mtp_num_layers={model.multi_token_prediction.mtp_num_layers} of {of} is not supported where blocks see "

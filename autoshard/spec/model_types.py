@@ -360,7 +360,7 @@ _BUILT_IN = {
         experts=_SHARED,
         counts_shared_experts=True,
         needs=(*_CHOOSES, "hyper_connections"),
-        may_have=("clamped_gate",),
+        may_have=("clamped_gate", "indexer_types"),
     ),
     TRACED: Family("traced", is_published=False, activations=(TRACED,), experts=_MIXTURE, has_optional_experts=True),
 }

@@ -97,7 +97,7 @@ def read(config: Config, model_type: str) -> ModelSpec:
         defaults,
         says_kinds=model_type in SAYS_KINDS,
         indexer=None if indexer is None else _indexer(config, indexer),
-        indexer_types=_indexer_types(config) if model_type in SHARES_INDEXERS else (),
+        indexer_types=indexer_types(config) if model_type in SHARES_INDEXERS else (),
     )
 
 
@@ -229,7 +229,7 @@ def _indexer(config: Config, usual: Indexer) -> Indexer:
     )
 
 
-def _indexer_types(config: Config) -> tuple[str, ...]:
+def indexer_types(config: Config) -> tuple[str, ...]:
     """The indexer_types of a config: its own, or those of a pattern with a letter for each block, or those of an
     indexer in each of the first blocks, as many as an offset says, and then in one of so many; () where all blocks have
     one."""

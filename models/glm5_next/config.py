@@ -8,13 +8,21 @@ from typing import Any
 from autoshard.errors import AutoshardError
 from autoshard.files.fields import check_flag, check_negative
 from autoshard.models.config_fields import Config
-from autoshard.models.deepseek.config import Defaults, own_indexers, read_with_experts, written_with_experts
+from autoshard.models.deepseek.config import Defaults, indexer_types, read_with_experts, written_with_experts
 from autoshard.spec.clamped_gate import ClampedGate
 from autoshard.spec.hyper_connections import HyperConnections
 from autoshard.spec.indexer import Indexer
 from autoshard.spec.linear_attention import LinearAttention
 from autoshard.spec.model import ModelSpec
-from autoshard.spec.model_types import BOTH, FULL_ATTENTION, LINEAR_ATTENTION, MOST_REPEATED, NOPE
+from autoshard.spec.model_types import (
+    BOTH,
+    FULL_ATTENTION,
+    LINEAR_ATTENTION,
+    MOST_REPEATED,
+    NOPE,
+    OWN_INDEXER,
+    SHARED_INDEXER,
+)
 
 ARCHITECTURES = {"glm5_next_text": "Glm5NextForCausalLM"}
 DEFAULTS = Defaults(1536, 512, 256, 256, 1e-5, n_group=1, topk_group=1, scaling=2.5, first_dense=3, qk_rope_head_dim=0)
@@ -54,7 +62,6 @@ def read(config: Config, model_type: str) -> ModelSpec:
     """The model of a config. Modules for multi-token prediction are left out, as in transformers."""
     for key, known in ONLY.items():
         config.only(key, known)
-    own_indexers(config)
     layers = config.integer("num_hidden_layers", at_most=MOST_REPEATED)
     if not config.gives("mlp_layer_types"):  # transformers reads no other key
         config.only("first_k_dense_replace", DEFAULTS.first_dense)
@@ -70,6 +77,7 @@ def read(config: Config, model_type: str) -> ModelSpec:
         rope_theta=THETA,
         rope_scaling=None,
         gate_types=(BOTH,) * layers,
+        indexer_types=_indexer_types(config, types),
         clamped_gate=ClampedGate(limit, swiglu_limit_shared=limit, cuts_before_silu=True),
         hyper_connections=HyperConnections(
             config.integer("hc_mult", 4), config.integer("hc_sinkhorn_iters", 20), config.positive("hc_eps", 1e-6)
@@ -94,6 +102,21 @@ def _mixers(config: Config, layers: int) -> tuple[str, ...]:
             f"{' and '.join(listed)} of {config.name} are not supported without layer_types beside them"
         )
     return tuple(FULL_ATTENTION if layer % INTERVAL == INTERVAL - 1 else LINEAR_ATTENTION for layer in range(layers))
+
+
+def _indexer_types(config: Config, mixers: tuple[str, ...]) -> tuple[str, ...]:
+    """Our indexer_types of a config; what it says of blocks without attention says nothing. A block may see the keys
+    that the block right before it chose: transformers hands them on no farther."""
+    said = indexer_types(config) or (OWN_INDEXER,) * len(mixers)
+    own = [mixer == FULL_ATTENTION and word == OWN_INDEXER for mixer, word in zip(mixers, said, strict=True)]
+    shared = [mixer == FULL_ATTENTION and word == SHARED_INDEXER for mixer, word in zip(mixers, said, strict=True)]
+    for layer in (place for place, sees in enumerate(shared) if sees):
+        if layer == 0 or not own[layer - 1]:
+            raise AutoshardError(
+                f"indexer_types={SHARED_INDEXER} of block {layer} of {config.name} is not supported: no indexer of the "
+                "block right before it chooses keys"
+            )
+    return tuple(SHARED_INDEXER if sees else OWN_INDEXER for sees in shared) if any(shared) else ()
 
 
 def _linear_attention(config: Config) -> LinearAttention:
@@ -126,7 +149,7 @@ def write(model: ModelSpec) -> dict[str, Any]:
     mixers = model.layer_types or (FULL_ATTENTION,) * model.num_hidden_layers
     config |= {
         "layer_types": [words[word] for word in mixers],
-        "indexer_types": ["full"] * model.num_hidden_layers,
+        "indexer_types": list(model.indexer_types) or [OWN_INDEXER] * model.num_hidden_layers,
         "index_n_heads": indexer.index_n_heads,
         "index_head_dim": indexer.index_head_dim,
         "index_topk": indexer.index_topk,

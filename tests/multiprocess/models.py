@@ -673,6 +673,11 @@ MODELS["glm 5.3"] = replace(
     hyper_connections=HyperConnections(hc_mult=4, hc_sinkhorn_iters=4, hc_eps=1e-6),
     indexer=Indexer(index_n_heads=6, index_head_dim=12, index_topk=4, index_kpool=2),
 )
+MODELS["glm 5.3, one choice for two blocks"] = replace(
+    MODELS["glm 5.3"],
+    layer_types=("linear_attention", "full_attention", "full_attention", "linear_attention"),
+    indexer_types=("full", "full", "shared", "full"),
+)
 # 6 heads, 3 of linear attention: tp=2 and tp=4 pad both; fading has no bound
 MODELS["glm 5.3 of 6 heads"] = replace(
     MODELS["glm 5.3"],

@@ -1031,6 +1031,14 @@ CASES[2] |= {
     "one choice for two blocks, dp, ZeRO-3, recompute all": ("glm 5.2", strategy(dp=2, zero=3, recompute="full"), 2),
     "one choice for two blocks, cp, ep over cp": ("glm 5.2", strategy(cp=2, ep=2, recompute="core_attention"), 2),
 }
+CASES[2] |= {
+    "one choice of pools for two blocks, tp": ("glm 5.3, one choice for two blocks", strategy(tp=2), 2),
+    "one choice of pools for two blocks, cp, ZeRO-3, recompute all": (
+        "glm 5.3, one choice for two blocks",
+        strategy(cp=2, ep=2, zero=3, recompute="full"),
+        2,
+    ),
+}
 CASES[4] |= {
     "one choice for two blocks, tp x cp": ("glm 5.2", strategy(tp=2, cp=2, ep=2, recompute="full"), 2),
     "one choice for two blocks, ep x tp": ("glm 5.2", strategy(tp=2, dp=2, ep=2), 2),

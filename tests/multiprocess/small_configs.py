@@ -1439,3 +1439,10 @@ CONFIGS["glm 5.3, fading without a bound"] = {
     "index_topk_pattern": "FFFF",
 }
 """Blocks by default, and all pools before a query."""
+CONFIGS["glm 5.3, one choice for two blocks"] = {
+    **GLM_53,
+    "layer_types": ["linear_attention", "deepseek_sparse_attention", "deepseek_sparse_attention"],
+    "linear_head_dim": 8,
+    "linear_num_heads": 4,
+    "indexer_types": ["shared", "full", "shared"],
+}

@@ -216,13 +216,26 @@ STEP_WINDOWS = {"layer_types": ["full_attention", *["sliding_attention"] * 3], "
                 ("mhc", False, True),
                 ("mla_use_nope", False, True),
                 ("first_k_dense_replace", 1, 3),
-                ("index_topk_freq", 4, 1),
             )
         ),
-        (
-            "glm5_next_text",
-            {**DEEPSEEK, "indexer_types": ["full", "shared", "full", "full"]},
-            "indexer_types=a list of 4 of m is not supported: an indexer of its own in each block is",
+        *(
+            (
+                "glm5_next_text",
+                {**DEEPSEEK, "indexer_types": types, "layer_types": mixers},
+                (
+                    f"indexer_types=shared of block {layer} of m is not supported: no indexer of the block right "
+                    "before it chooses keys"
+                ),
+            )
+            for layer, types, mixers in (
+                (0, ["shared", *["full"] * 3], ["full_attention"] * 4),
+                (2, ["full", "shared", "shared", "full"], ["full_attention"] * 4),
+                (
+                    2,
+                    ["full", "full", "shared", "full"],
+                    ["full_attention", "linear_attention", *["full_attention"] * 2],
+                ),
+            )
         ),
         (
             "glm5_next_text",

@@ -135,7 +135,9 @@ def test_ranks_that_share_a_sequence_keep_the_mask_of_their_own_queries() -> Non
     assert not [one for one in program.steps if isinstance(one, RedistributeStep) and one.source == f"{PREFIX}indexer"]
 
 
-@pytest.mark.parametrize("name", ["deepseek v3.2", "glm 5", "glm 5.2", "glm 5.3", "glm 5.3 of 6 heads"])
+@pytest.mark.parametrize(
+    "name", ["deepseek v3.2", "glm 5", "glm 5.2", "glm 5.3", "glm 5.3 of 6 heads", "glm 5.3, one choice for two blocks"]
+)
 def test_configs_and_plans_give_the_same_model_back(name: str) -> None:
     model = MODELS[name]
     assert from_config(to_config(model), model.name) == model
@@ -277,8 +279,17 @@ def test_what_blocks_that_see_one_choice_cannot_have() -> None:
         replace(TINY, indexer_types=model.indexer_types)
     assert str(raised.value) == (
         "indexer_types of tiny-llama must be absent: no block of model_type=deepseek_v32 sees the keys that another "
-        "one's indexer chose; blocks of glm_moe_dsa may"
+        "one's indexer chose; blocks of glm_moe_dsa, glm5_next_text may"
     )
+    mixed = MODELS["glm 5.3, one choice for two blocks"]
+    for types, said in (
+        (("full", "shared", "full", "full"), "says shared of block 1, which sees the keys that block 0 chose; but"),
+        (("full", "full", "full", "shared"), "says shared of block 3, which sees the keys that block 2 chose; but"),
+    ):
+        with pytest.raises(
+            AutoshardError, match=f"^indexer_types of tiny-llama {said} layer_types says linear_attention"
+        ):
+            replace(mixed, indexer_types=types)
     with pytest.raises(AutoshardError, match=r"^indexer_types='F' of tiny-llama must be one of: full, shared$"):
         replace(model, indexer_types=("F",) * 4)
 
