@@ -78,26 +78,27 @@ def read(config: Config, model_type: str) -> ModelSpec:
 
 def _global_attention(config: Config, types: tuple[str, ...]) -> GlobalAttention:
     """The heads of blocks with full attention, by the keys of published configs, or by per_layer_config, in whose place
-    transformers 5.23 writes the same."""
+    transformers 5.23 writes what these blocks have unlike the others."""
     shared, width = config.value("attention_k_eq_v", False), config.integer("global_head_dim", GLOBAL_HEAD_DIM)
-    keys = config.integer("num_key_value_heads", DEFAULTS.num_key_value_heads, at_most=MOST_REPEATED)
+    keys = own_keys = config.integer("num_key_value_heads", DEFAULTS.num_key_value_heads, at_most=MOST_REPEATED)
     if config.gives("num_global_key_value_heads") and shared is True:  # without it, transformers does not read them
         keys = config.integer("num_global_key_value_heads", at_most=MOST_REPEATED)
     if config.gives("per_layer_config"):
         said = _said_of_blocks(config, types)
-        width, keys = said.get("head_dim", width), said.get("num_key_value_heads", keys)
+        width = said.get("head_dim", config.integer("head_dim", DEFAULTS.head_dim))
+        keys = said.get("num_key_value_heads", own_keys)
     return GlobalAttention(keys, width, shared)
 
 
 def _said_of_blocks(config: Config, types: tuple[str, ...]) -> Mapping[str, Any]:
-    """The keys and values that per_layer_config has of each block with full attention.
+    """The keys and values that per_layer_config has of each block with full attention; none where it is empty.
 
     Raises AutoshardError where it says different things of these blocks, nothing of one, or something of others.
     """
     said = config.of_blocks("per_layer_config")
     full = {layer for layer, word in enumerate(types) if word == FULL_ATTENTION}
-    values = list(said.values())
-    if not values or {*said} != full or any(value != values[0] for value in values):
+    values = list(said.values()) or [{}]
+    if (said and {*said} != full) or any(value != values[0] for value in values):
         raise AutoshardError(
             f"per_layer_config={show(said)} of {config.name} must say the same of each block that is {FULL_ATTENTION}, "
             "and nothing of others"

@@ -281,6 +281,13 @@ def test_transformers_writes_the_heads_of_gemma4_block_by_block() -> None:
     given |= {"attention_k_eq_v": True, "num_key_value_heads": 8}
     said = read("gemma4_text", **given, per_layer_config={"3": {"head_dim": 64, "num_key_value_heads": 2}})
     assert said.global_attention == GlobalAttention(2, 64, attention_k_eq_v=True)
+    for own, heads in (
+        ({"3": {"num_key_value_heads": 2}}, (2, 16)),
+        ({"3": {"head_dim": 64}}, (8, 64)),
+        ({}, (8, 16)),  # what it does not say is as in the other blocks
+    ):
+        alike = read("gemma4_text", **given, head_dim=16, per_layer_config=own)
+        assert alike.global_attention == GlobalAttention(*heads, attention_k_eq_v=True)
     with pytest.raises(
         AutoshardError, match="per_layer_config=an object of 1 of m must say the same of each block that is"
     ):
@@ -438,6 +445,14 @@ def test_published_keys_of_step_say_what_those_of_transformers_say() -> None:
         ("free", "routed", "shared", "both"),
     )
     assert from_config(to_config(saved), "m") == saved
+
+
+def test_transformers_leaves_out_the_heads_of_step_where_all_blocks_have_as_many() -> None:
+    windows = {"layer_types": ["sliding_attention"] * 3 + ["full_attention"], "sliding_window": 64}
+    alike = read("step3p5", **STEP, **windows)
+    assert read("step3p5", **STEP, **windows, per_layer_config={}) == alike
+    with pytest.raises(AutoshardError, match="per_layer_config of m is not supported where it says another thing tha"):
+        read("step3p5", **STEP, **windows, num_sliding_attention_heads=48, per_layer_config={})
 
 
 def test_gates_of_all_blocks_of_step_need_no_words() -> None:
