@@ -33,6 +33,7 @@ from autoshard.plans.validate import (
     plan_from_dict,
     read_plan_object,
 )
+from autoshard.spec.cluster import instances
 from autoshard.spec.training import load_precision
 
 GIVEN = ("inputs", "backend", "strategy")
@@ -82,6 +83,11 @@ def edited(before: Plan, edits: Sequence[str]) -> Edited:
         _set(new, edit)
     _let_pins_follow(new, before)
     problem, pins, strategy = chosen_from_dict(new)
+    if problem.cluster.instance != before.cluster.instance and problem.cluster.instance in instances():
+        raise AutoshardError(
+            f"--edit inputs.cluster.instance: the speeds in the plan are those of {before.cluster.instance}; "
+            "make a plan of another instance with autoshard plan --instance"
+        )
     if problem.cluster.sdk != before.cluster.sdk:
         raise AutoshardError(
             f"--edit inputs.cluster.sdk: the speeds in the plan are those under {before.cluster.sdk}; "

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from autoshard.backends.rules import Problem, warnings
 from autoshard.cost.interval import CHOICE_WORDS, FIT_PROBABILITY
-from autoshard.errors import AutoshardError
+from autoshard.errors import AutoshardError, NoLayoutFits
 from autoshard.layout.sharding import OperatorChoices
 from autoshard.layout.strategy import Strategy
 from autoshard.planner.choice import PassedOver, passed_over
@@ -136,15 +136,23 @@ def _with_operators(plan: Plan, others: OperatorChoices, sure: float) -> tuple[P
 
 def _search(before: Plan, cluster: Cluster) -> tuple[Pins, SearchResult, tuple[str, ...]]:
     """Searches with the old plan's pins: (pins, result, notes). A pinned dp is dropped where the search fails with
-    it."""
+    it. Raises AutoshardError as the search does; of other pins it says how the plan loses one."""
+    pins, notes = before.pins, tuple[str, ...]()
+    if pins.dp is not None:
+        try:
+            return pins, _searched(before, cluster, pins), ()
+        except AutoshardError:
+            note = f"dp={pins.dp} was pinned; on {cluster.nodes:,} nodes it is searched"
+            pins, notes = replace(pins, dp=None), (note,)
     try:
-        return before.pins, _searched(before, cluster, before.pins), ()
-    except AutoshardError:
-        if before.pins.dp is None:
+        return pins, _searched(before, cluster, pins), notes
+    except NoLayoutFits:
+        raise
+    except AutoshardError as error:
+        if not pins.fixed:
             raise
-    pins = replace(before.pins, dp=None)
-    note = f"dp={before.pins.dp} was pinned; on {cluster.nodes:,} nodes it is searched"
-    return pins, _searched(before, cluster, pins), (note,)
+        one = list(pins.fixed)[-1]
+        raise AutoshardError(f"{error}; of the plan's pins replan --edit inputs.pins.{one}=null frees one") from None
 
 
 def _searched(before: Plan, cluster: Cluster, pins: Pins) -> SearchResult:

@@ -216,6 +216,17 @@ def test_what_does_not_fit_is_one_error(sixteen: Plan) -> None:
         replan(sixteen, 1)
 
 
+def test_what_the_plans_pins_forbid_says_how_to_lose_one(small: Plan) -> None:
+    pinned = edited(small, ["strategy.pp=4", "strategy.dp=4", "strategy.stage_layers=[8, 8, 8, 8]"]).plan
+    pinned = edited(pinned, ["inputs.pins.cp=1", "inputs.pins.ep=1", "inputs.pins.num_virtual_stages=1"]).plan
+    with pytest.raises(AutoshardError) as caught:
+        replan(pinned, 3)
+    assert str(caught.value).endswith(
+        "must divide global_batch_size=256; of the plan's pins replan --edit inputs.pins.recompute=null frees one"
+    )
+    assert replan(edited(pinned, ["inputs.pins.pp=null"]).plan, 3).plan.cluster.nodes == 3
+
+
 def test_the_command_writes_a_valid_plan(
     sixteen: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -321,6 +332,8 @@ EDITS = {
         "--edit inputs.cluster.sdk: the speeds in the plan are those under 2.28; "
         "make a plan of another release with autoshard plan --sdk",
     ),
+    "inputs.cluster.instance=trn2.48xlarge": "--edit inputs.cluster.instance: the speeds in the plan are those of "
+    "trn1.32xlarge; make a plan of another instance with autoshard plan --instance",
     "inputs.cluster.sdk=2.28": "--edit inputs.cluster.sdk=2.28: the plan has that already",
     "backend.x.y=1": "--edit backend.x.y: there is no x; a value",
     "inputs=3": "--edit inputs=3: there is more than one value; name one of: model, training, cluster, pins",
