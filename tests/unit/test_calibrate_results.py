@@ -20,7 +20,7 @@ from autoshard.calibration.results.instance_fit import Problem, fit, own_constan
 from autoshard.calibration.results.instance_rows import COLUMNS, STACK_NAMES, instance_case
 from autoshard.calibration.results.machine import hardware
 from autoshard.calibration.results.pages import evidence_line
-from autoshard.calibration.results.rows import Unscored
+from autoshard.calibration.results.rows import Unscored, read_rows
 from autoshard.calibration.results.stack_fit import estimates
 from autoshard.calibration.results.usable import read_results
 from autoshard.cli import main
@@ -150,6 +150,19 @@ def test_two_columns_of_one_name(tmp_path: Path, capsys: pytest.CaptureFixture[s
     file.write_text(f"{','.join(ROW)},sp\n{','.join(ROW.values())},no\n", encoding="utf-8")
     assert main(["calibrate", "--results", str(file), "-o", str(tmp_path / "my.json")]) == 2
     assert capsys.readouterr().err == f"autoshard: error: {file} has the column sp twice; keep one\n"
+
+
+def test_a_comma_inside_of_a_number_is_not_dropped_with_what_follows(tmp_path: Path) -> None:
+    file = tmp_path / "r.csv"
+    file.write_text("layers,step_time_s\n32,30,5\n")
+    with pytest.raises(AutoshardError) as caught:
+        read_rows(file)
+    assert str(caught.value) == (
+        f"{file}, line 2: 3 cells, and the first line names 2 columns; a comma inside of a cell, as of 30,5, must be a "
+        "point or in quotes"
+    )
+    file.write_text('layers,step_time_s\n32,"30,5"\n32,30.5,,\n32\n')
+    assert [row["step_time_s"] for row in read_rows(file)] == ["30,5", "30.5", ""]
 
 
 @pytest.mark.parametrize(("between", "named"), [(";", "semicolons"), ("\t", "tabs")])

@@ -34,8 +34,8 @@ def read_rows(path: Path) -> list[Row]:
 def read_lines(path: Path) -> dict[int, Row]:
     """All rows as column name -> text, by the line of the file that each ends on.
 
-    Raises AutoshardError for a file that is missing, unreadable, too large, not text, has two columns of one name, or
-    has other things than commas between its columns.
+    Raises AutoshardError for a file that is missing, unreadable, too large, not text, has two columns of one name, a
+    row with more cells than columns, or other things than commas between its columns.
     """
     text = read_text(path, printable(path), MAX_FILE_BYTES, "CSV")
     reader = csv.DictReader(io.StringIO(text, newline=""))
@@ -45,20 +45,23 @@ def read_lines(path: Path) -> dict[int, Row]:
             raise AutoshardError(f"{path} has {between[0]} between its columns; save it with commas")
         if twice := [name for name, columns in names.items() if columns > 1]:
             raise AutoshardError(f"{path} has the column {twice[0]} twice; keep one")
-        return dict(_numbered(reader))
+        return dict(_numbered(path, reader))
     except csv.Error as error:
         raise AutoshardError(f"{path} cannot be read: {error}") from None
 
 
-def _numbered(reader: csv.DictReader[str]) -> Iterator[tuple[int, Row]]:
+def _numbered(path: Path, reader: csv.DictReader[str]) -> Iterator[tuple[int, Row]]:
+    """Yields each row under the names of its columns, with its line. A short row's last cells are empty; empty ones
+    beyond the last column are dropped."""
+    columns = len(reader.fieldnames or ())
     for row in reader:
-        yield reader.line_num, _named(row)
-
-
-def _named(row: dict[str, str]) -> Row:
-    """A row under the names of its columns. A short row's last cells are empty; cells beyond the last column are
-    dropped."""
-    return {name: value or "" for name, value in row.items() if name}
+        beyond: Any = row.pop(None, [])
+        if any(beyond):
+            raise AutoshardError(
+                f"{path}, line {reader.line_num}: {columns + len(beyond)} cells, and the first line names {columns} "
+                "columns; a comma inside of a cell, as of 30,5, must be a point or in quotes"
+            )
+        yield reader.line_num, {name: value or "" for name, value in row.items() if name}
 
 
 def check_columns(path: Path, row: Row, columns: Sequence[str]) -> None:
