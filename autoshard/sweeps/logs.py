@@ -10,7 +10,7 @@ from autoshard.errors import AutoshardError
 from autoshard.sweeps.grid import Point, Sweep
 from autoshard.sweeps.outcome import OK, RESULTS, Outcome
 from autoshard.sweeps.plot import write_plot
-from autoshard.sweeps.run import PLOT, TABLE, Outcomes, group_of
+from autoshard.sweeps.run import PLOT, POINTS, TABLE, Outcomes, group_of
 
 NUMBERS = ("devices", "step_time_s", "tokens_per_s", "mfu", "memory_bytes", "measured_step_time_s", "last_loss")
 """Fields of an Outcome that become curves over the points."""
@@ -43,8 +43,15 @@ def write_logs(sweep: Sweep, outcomes: Outcomes, folder: Path, project: str | No
             writer.write(index, _numbers(sweep, point, outcome))
         rows = [[*(point[name] for name in sweep.grid), *asdict(outcome).values()] for point, outcome in outcomes]
         writer.show("points", [*sweep.grid, *RESULTS], rows, plot if drawn else None)
-        everything = f"tensorboard --logdir {folder}"  # the sweep's curves and those of its runs
-        return (*places, *(everything if line.startswith("tensorboard ") else line for line in writer.locations))
+        return (*places, *(_with_runs(line, folder) for line in writer.locations))
+
+
+def _with_runs(line: str, folder: Path) -> str:
+    """A line that says where the sweep's curves are, of those of its runs as well."""
+    if line.startswith("tensorboard "):
+        return f"tensorboard --logdir {folder}"
+    of_runs = f"{POINTS}/*/*/wandb/offline-run-*"
+    return f"{line} {folder}/{of_runs}" if line.startswith("wandb sync ") and any(folder.glob(of_runs)) else line
 
 
 def _numbers(sweep: Sweep, point: Point, outcome: Outcome) -> dict[str, float]:

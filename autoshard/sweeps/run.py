@@ -17,7 +17,7 @@ from autoshard.sweeps.outcome import FAILED, INVALID, LOST, OK, Outcome, asked_o
 from autoshard.sweeps.point import PlanFor, Spread, Task, in_turn
 from autoshard.sweeps.table import Key, Row, append_row, key_of, option_columns, read_table, row_of, write_table
 
-TABLE, PLOT, SHARDS = "results.csv", "plot.png", "shards"
+TABLE, PLOT, SHARDS, POINTS = "results.csv", "plot.png", "shards", "points"
 
 Outcomes = Sequence[tuple[Point, Outcome]]
 Advance = Callable[[str], None]
@@ -111,7 +111,7 @@ def _folder_of(sweep: Sweep, folder: Path, point: Point, key: Key) -> Path:
     """A folder for the point's run: its place in the grid, for people, and a digest of all of it."""
     words = ",".join(f"{name}={word(point[name])}" for name in sweep.grid)
     digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:8]
-    return folder.resolve() / "points" / f"{re.sub(r'[^A-Za-z0-9=,._-]+', '-', words)[:100]}-{digest}"
+    return folder.resolve() / POINTS / f"{re.sub(r'[^A-Za-z0-9=,._-]+', '-', words)[:100]}-{digest}"
 
 
 @contextmanager

@@ -87,6 +87,8 @@ def test_plans_are_executed_and_measured(
         assert _group(folder) == "sweep sweep"
     assert _group(Path("sweeps/sweep")) == "sweep sweep"
     assert "tensorboard --logdir sweeps/sweep\n" in page
+    (sync,) = (line.split()[2:] for line in page.splitlines() if line.startswith("wandb sync "))
+    assert sync[0].startswith("sweeps/sweep/wandb/offline-run-") and len(list(Path().glob(sync[1]))) == 2
     (table,) = Path("sweeps/sweep").glob("wandb/offline-run-*/files/media/table/points_*.table.json")
     shown = json.loads(table.read_text())
     assert shown["columns"][:2] == ["global_batch", "status"] and [row[:2] for row in shown["data"]] == [
