@@ -19,6 +19,8 @@ LEAST_MEASURE, MOST_MEASURE = 1e-100, 1e100
 """No quantity of a machine may be smaller, but for 0, or larger: products and ratios of a few of them stay finite.
 Numbers of options are no larger either."""
 SHOWN_CHARACTERS = 60
+_PLAIN = (int, str, tuple, bool, float, type(None))
+"""Types of most fields, none of which another library's numbers have."""
 
 
 def show(value: object) -> str:
@@ -37,6 +39,13 @@ def own_number(value: Any) -> Any:
     if isinstance(value, bool) or not isinstance(value, Real):
         return value
     return int(value) if isinstance(value, Integral) else float(value)
+
+
+def take_own_numbers(frozen: object) -> None:
+    """Puts Python's own numbers in place of another library's in the fields of a frozen value, before it is checked."""
+    for name, value in vars(frozen).items():
+        if type(value) not in _PLAIN and isinstance(value, Real):
+            object.__setattr__(frozen, name, own_number(value))
 
 
 def check_format(file: str, version: object, *known: int) -> None:

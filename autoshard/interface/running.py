@@ -90,6 +90,10 @@ class SweepResult(Shown):
 
         return sweep_page(self.sweep, self.outcomes, width, color)
 
+    def __repr__(self) -> str:
+        axes = ", ".join(f"{name} ({len(values)})" for name, values in self.sweep.grid.items())
+        return f"<SweepResult, {axes}: {len(self.outcomes)} points, {self.folder}>"
+
 
 def audit(plan: plans.Plan, *, stages: Sequence[int] | None = None, use_cache: bool = True) -> Audit:
     """Builds the program that the torch runtime would execute at full size, on fake tensors, and compares it with the

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from autoshard.errors import AutoshardError
 from autoshard.files.codec import Absence, Count, Form, Limit, Whole, from_json, read_value
-from autoshard.files.fields import show
+from autoshard.files.fields import show, take_own_numbers
 from autoshard.graph.recompute import canonical
 from autoshard.layout.context_parallel import CONTEXT_PARALLEL, UNUSED
 from autoshard.layout.mesh import (
@@ -89,6 +89,7 @@ class Strategy:
     dp_replicate: Annotated[Count, Absence.WRITTEN] = 1
 
     def __post_init__(self) -> None:
+        take_own_numbers(self)
         for name in ("tp", "pp", "dp", "cp", "ep", "num_virtual_stages", "microbatch_size", "dp_replicate"):
             value = getattr(self, name)
             if type(value) is not int or value < 1:

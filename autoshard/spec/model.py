@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Annotated, Any
 
 from autoshard.files.codec import Absence, Count, Limit, NotNegative, Positive, Whole
+from autoshard.files.fields import take_own_numbers
 from autoshard.spec.attention_heads import GLOBAL, AttentionHeads, GlobalAttention
 from autoshard.spec.attention_scores import USUAL_SCORES, AttentionScores
 from autoshard.spec.blocks import Blocks, blocks_of
@@ -195,6 +196,7 @@ class ModelSpec:
     graph: Annotated[TracedGraph | None, Absence.WRITTEN] = None
 
     def __post_init__(self) -> None:
+        take_own_numbers(self)
         check_model(self)
 
     @cached_property

@@ -134,7 +134,7 @@ def _run(what: str, given: object) -> Mapping[str, Any]:
 
 def _values(what: str, name: object, values: object) -> tuple[Any, ...]:
     if not isinstance(values, list) or not values:
-        raise AutoshardError(f"grid.{name} of {what} is {show(values)}; it must be a list of values")
+        raise AutoshardError(f"grid.{name} of {what} is {show(values)}; it must be a list of some values")
     found = tuple(_value(what, name, value) for value in values)
     if len(set(found)) < len(found):
         raise AutoshardError(f"grid.{name} of {what} holds a value twice")

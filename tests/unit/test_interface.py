@@ -488,7 +488,12 @@ def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
     numpy = {"tp": np.int64(8), "axis_order": ("dp", "pp", "cp", "tp")}
     assert autoshard.score(numpy, "llama3-8b", **SMALL).to_dict() == plain.to_dict()
     found = autoshard.sweep({"model": "llama3-8b", "tp": np.array([8, 32]), **SMALL}, tmp_path)
+    assert repr(found) == f"<SweepResult, tp (2): 2 points, {tmp_path}>"
     assert found.table()["tp"] == [8, 32]
+    model, layout = autoshard.model("llama3-8b"), autoshard.plan("llama3-8b", tp=8, **SMALL).strategy
+    same = replace(model, num_hidden_layers=np.int64(32), rope_theta=np.float32(5e5), dropout=replace(model.dropout))
+    assert same == model and type(same.num_hidden_layers) is int and type(same.rope_theta) is float
+    assert type(replace(layout, tp=np.int64(8)).tp) is int
 
 
 def test_a_layout_is_scored_in_the_words_of_a_page() -> None:
