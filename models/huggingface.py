@@ -96,6 +96,10 @@ def from_config(config: object, name: str) -> ModelSpec:
         raise AutoshardError(f"family {FAMILIES.said(model_type)} reads {name} as {show(model)}, which is no ModelSpec")
     for key in sorted(STRUCTURE & fields.unread()):
         others = [other for other, keys in published_keys().items() if key in keys]
+        if model_type in others:
+            raise AutoshardError(
+                f"{key}={show(config[key])} of {name} is not read, as another key goes before it; leave one of them out"
+            )
         instead = f"; {' or '.join(others)} has it" if others else ""
         raise AutoshardError(
             f"{key}={show(config[key])} of {name} is not a key of model_type={model_type}, which would be another "

@@ -8,14 +8,14 @@ from autoshard.files.fields import check_flag, check_negative
 from autoshard.models.config_fields import Config, rope
 from autoshard.models.deepseek.config import Defaults, read_with_experts, written_with_experts
 from autoshard.models.kimi_linear.config import NAMED as KIMI_NAMED
-from autoshard.models.kimi_linear.config import POSITIONS
+from autoshard.models.kimi_linear.config import POSITIONS, UNTIED
 from autoshard.spec.linear_attention import LinearAttention
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.model_types import FULL_ATTENTION, LINEAR_ATTENTION, MOST_REPEATED
 
 ARCHITECTURES = {"bailing_hybrid": "BailingHybridForCausalLM"}
 DEFAULTS = Defaults(first_dense=2)
-UNSUPPORTED = (("attention_bias", True), ("output_router_logits", True))
+UNSUPPORTED = (("attention_bias", True), ("output_router_logits", True), UNTIED)
 NAMED = {**KIMI_NAMED, "scoring_func": "score_function"}
 """Keys of DeepSeek's experts -> the family's own."""
 SAME = {

@@ -126,7 +126,7 @@ def _experts(config: Config) -> dict[str, Any]:
         return {}
     return {
         "width": "moe_intermediate_size",
-        "shared_expert_intermediate_size": config.value("intermediate_size"),
+        "shared_expert_intermediate_size": config.integer("intermediate_size"),
         "num_local_experts": config.value("num_experts"),
         "num_experts_per_tok": config.value("top_k_experts"),
     }

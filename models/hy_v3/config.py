@@ -23,6 +23,7 @@ ALONE: dict[str, Any] = {"norm_topk_prob": True, "n_group": 1, "topk_group": 1, 
 def read(config: Config, model_type: str) -> ModelSpec:
     for key, known in ALONE.items():
         config.only(key, known)
+    config.integer("num_shared_experts", 1)  # of 0 transformers makes one as wide as a dense block's MLP
     return read_as_llama(
         config,
         model_type,

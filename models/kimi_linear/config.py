@@ -13,7 +13,9 @@ from autoshard.spec.model_types import FULL_ATTENTION, LINEAR_ATTENTION, MOST_RE
 
 ARCHITECTURES = {"kimi_linear": "KimiLinearForCausalLM"}
 DEFAULTS = Defaults(norm_eps=1e-5, n_group=1, topk_group=1, scaling=2.446, first_dense=1)
-UNSUPPORTED = (("attention_bias", True), ("mla_use_nope", False), ("output_router_logits", True))
+UNTIED = ("tie_word_embeddings", True)
+"""Tables that transformers' class keeps apart whatever the key says."""
+UNSUPPORTED = (("attention_bias", True), ("mla_use_nope", False), ("output_router_logits", True), UNTIED)
 NAMED = {
     "n_routed_experts": "num_experts",
     "n_shared_experts": "num_shared_experts",

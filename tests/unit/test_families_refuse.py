@@ -518,7 +518,34 @@ STEP_WINDOWS = {"layer_types": ["full_attention", *["sliding_attention"] * 3], "
             {"linear_allow_neg_eigval": "no"},
             "linear_allow_neg_eigval='no' of linear_attention must be true or false",
         ),
+        (
+            "gemma4_text",
+            {
+                "hidden_size_per_layer_input": 0,
+                "enable_moe_block": True,
+                "num_experts": 8,
+                "top_k_experts": 2,
+                "moe_intermediate_size": 16,
+                "intermediate_size": 0,
+                "layer_types": ["full_attention"] * 4,
+            },
+            "intermediate_size=0 of m must be a whole number from 1 to 1,000,000,000",
+        ),
         ("hy_v3", {"mlp_bias": True}, "mlp_bias=True of m is not supported; False is"),
+        (
+            "hy_v3",
+            {"num_shared_experts": 0},
+            "num_shared_experts=0 of m must be a whole number from 1 to 1,000,000,000",
+        ),
+        *(
+            (one, {**KIMI, "tie_word_embeddings": True}, "tie_word_embeddings=True of m is not supported; False is")
+            for one in ("kimi_linear", "bailing_hybrid")
+        ),
+        (
+            "qwen3_moe",
+            {"num_local_experts": 4, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+            "num_experts=8 of m is not read, as another key goes before it; leave one of them out",
+        ),
         ("hy_v3", {"qk_norm": False}, "qk_norm=False of m is not supported; True is"),
         ("hy_v3", {"norm_topk_prob": False}, "norm_topk_prob=False of m is not supported; True is"),
         ("mistral4", {"n_group": 4}, "n_group=4 of m is not supported; 1 is"),

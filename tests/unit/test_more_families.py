@@ -414,8 +414,8 @@ def test_what_a_hy_v3_config_leaves_out() -> None:
     assert (model.mlp_layer_types, model.dense_intermediate_size) == (("dense", *("sparse",) * 3), 1536)
     assert (model.shared_expert_intermediate_size, model.norm_topk_prob, model.normalizes_heads) == (512, True, True)
     assert model.router == Router("sigmoid", "noaux_tc", routed_scaling_factor=2.826)
-    other = read("hy_v3", **experts, router_scaling_factor=1.0, attention_bias=True, num_shared_experts=0)
-    assert (other.output_projection_bias, other.shared_expert_intermediate_size) == (True, 0)
+    other = read("hy_v3", **experts, router_scaling_factor=1.0, attention_bias=True, num_shared_experts=2)
+    assert (other.output_projection_bias, other.shared_expert_intermediate_size) == (True, 1024)
     for one in (model, other):
         assert from_config(to_config(one), "m") == one
 
