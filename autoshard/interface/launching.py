@@ -148,19 +148,21 @@ def _array(file: str, on: str, tasks: int | None, run: bool, given: dict[str, An
 
 
 def _notes(plan: Plan, program: str | None, precompile: bool, compiled_for: str | Path | None) -> tuple[str, ...]:
-    """Sentences on what the job will not do although one might expect it. Raises AutoshardError for precompile where it
-    cannot be done."""
+    """Sentences on what the job will not do although one might expect it. Raises AutoshardError for precompile and
+    compiled_for where nothing is compiled ahead."""
     from autoshard.jobs.graphs import graph_changes
 
     on_trainium, notes = plan.cluster.platform.is_trainium, []
     if program is None and (on_trainium or plan.cluster.platform.is_cuda):
-        tested, devices = (", with torch and with neuronx-distributed", "NeuronCores") if on_trainium else ("", "GPUs")
+        on_neuron = ", with torch and with neuronx-distributed", "NeuronCores"
+        tested, devices = on_neuron if on_trainium else (" and one GPU", "several GPUs")
         notes.append(
             f"warning: autoshard run was tested on CPU processes{tested}, never on {devices}: begin with a few steps "
             "(--program '-m autoshard run PLAN --steps 2')"
         )
-    if precompile and not on_trainium:
-        raise AutoshardError(f"--precompile is for Trainium; {plan.cluster.instance} compiles nothing ahead")
+    ahead = {"--precompile": precompile, "--compiled-for": compiled_for is not None}
+    if not on_trainium and (named := [flag for flag, given in ahead.items() if given]):
+        raise AutoshardError(f"{named[0]} is for Trainium; {plan.cluster.instance} compiles nothing ahead")
     if precompile and plan.cluster.stack is not None and not plan.cluster.compiles:
         raise AutoshardError(
             f"--precompile: stack={plan.cluster.stack} compiles nothing ahead; plan with --stack neuron-compiled"

@@ -231,9 +231,13 @@ def test_jobs_on_gpus(capsys: pytest.CaptureFixture[str]) -> None:
     write_plan(plan, "plan.json")
     assert main(["launch", "plan.json", "--slurm", "--out", "job.sh"]) == 0
     assert capsys.readouterr().err == (
-        "warning: autoshard run was tested on CPU processes, never on GPUs: begin with a few steps (--program "
-        "'-m autoshard run PLAN --steps 2')\n"
+        "warning: autoshard run was tested on CPU processes and one GPU, never on several GPUs: begin with a few steps "
+        "(--program '-m autoshard run PLAN --steps 2')\n"
     )
+    for flag in (["--precompile"], ["--compiled-for", "plan.json"]):
+        assert main(["launch", "plan.json", "--slurm", *flag]) == 2
+        told = f"{flag[0]} is for Trainium; h100-80gb compiles nothing ahead"
+        assert capsys.readouterr().err == f"autoshard: error: {told}\n"
     assert main(["launch", "plan.json", "--kubernetes"]) == 2
     told = "image is missing: the container with torch and autoshard, such as REGISTRY/NAME:TAG"
     assert capsys.readouterr().err == f"autoshard: error: {told}\n"
