@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autoshard.errors import AutoshardError
-from autoshard.files.fields import LARGEST, check_choice, check_integer, check_positive, is_finite, show
+from autoshard.files.fields import LARGEST, check_choice, check_integer, check_positive, is_count, is_finite, show
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.model_types import ATTENTION_TYPES, FULL_ATTENTION, MOST_REPEATED, SLIDING_ATTENTION
 from autoshard.spec.rope import DYNAMIC, LONGROPE, PROPORTIONAL, ROPE_TYPES, RopeScaling
@@ -111,7 +111,7 @@ class Config:
         """An object with an entry for each of some blocks, by the block's number; without the key an empty one.
         transformers fills these numbers up with zeros to one length, as in '05'."""
         entries = self.value(key, {})
-        if not isinstance(entries, Mapping) or not all(str(block).isdecimal() for block in entries):
+        if not isinstance(entries, Mapping) or not all(map(is_count, entries)):
             raise AutoshardError(f"{key}={show(entries)} of {self.name} must be an object whose keys are blocks")
         found = {int(block): entry for block, entry in entries.items()}
         if len(found) < len(entries):

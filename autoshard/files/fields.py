@@ -58,6 +58,14 @@ def check_format(file: str, version: object, *known: int) -> None:
         raise AutoshardError(f"{file} has format_version {show(version)}; this autoshard reads {reads}")
 
 
+def is_count(value: object) -> bool:
+    """Whether a number or a text, such as a key of JSON, is a whole number of at least 0 that int() takes: of a text of
+    4,301 digits it makes none."""
+    if isinstance(value, int):
+        return 0 <= value <= LARGEST
+    return isinstance(value, str) and len(value) < 10 and value.isdecimal()
+
+
 def check_integer(of: str, field: str, value: object, at_least: int = 1, at_most: int = LARGEST) -> None:
     """Check that a value is a whole number in [at_least, at_most]; True and 4096.0 are none.
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from autoshard.errors import AutoshardError
 from autoshard.files.codec import from_json, to_json
-from autoshard.files.fields import check_format, check_integer, check_measure, near, show
+from autoshard.files.fields import check_format, check_integer, check_measure, is_count, near, show
 from autoshard.files.json_file import read_json
 from autoshard.files.strict import Reader
 from autoshard.plugins.found import every, load
@@ -361,7 +361,7 @@ def _intra_node_values(
     steps = [("inside a chip", 1, inside.number(str(lnc)))]
     shares = calibration.child("link_efficiency_by_chips")
     for chips in shares.names:
-        if not chips.isdecimal():
+        if not is_count(chips):
             raise AutoshardError(f"{show(chips)} of {shares.path} must be a number of chips")
         share = shares.share(chips)
         if int(chips) <= per_node:

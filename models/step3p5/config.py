@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autoshard.errors import AutoshardError
-from autoshard.files.fields import check_choice, check_positive, show
+from autoshard.files.fields import check_choice, check_positive, is_count, show
 from autoshard.models.config_fields import Config, one_kind, ropes_of_kinds
 from autoshard.models.deepseek.config import expert_keys, experts, kind_keys
 from autoshard.models.laguna.config import GATED, heads_of_kinds, partial_ropes_of_kinds, turned_part
@@ -142,7 +142,7 @@ def _mlps(config: Config) -> tuple[str, ...]:
         return types
     said = config.value("moe_layers_enum", list(range(DENSE_BLOCKS, layers)))
     places = [word.strip() for word in said.split(",") if word.strip()] if isinstance(said, str) else said
-    if not isinstance(places, list) or not all(str(place).isdecimal() for place in places):
+    if not isinstance(places, list) or not all(map(is_count, places)):
         raise AutoshardError(
             f"moe_layers_enum={show(said)} of {config.name} must be the places of blocks with experts, such as '3,4,5'"
         )

@@ -276,6 +276,17 @@ def own_file(folder: Path, **changes: Any) -> Path:
     return path
 
 
+@pytest.mark.parametrize("chips", ["two", "9" * 5000])
+def test_a_share_of_the_links_of_no_number_of_chips_is_refused(chips: str, tmp_path: Path) -> None:
+    """Python raises for a text of 5,000 digits, which is none either."""
+    path = own_file(tmp_path)
+    data = json.loads(path.read_text(encoding="utf-8"))
+    data["calibration"]["link_efficiency_by_chips"] = {chips: {"value": 0.5, "source": "measured"}}
+    path.write_text(json.dumps(data), encoding="utf-8")
+    with pytest.raises(AutoshardError, match="link_efficiency_by_chips must be a number of chips"):
+        load_cluster(None, 2, hardware_file=path)
+
+
 def test_a_file_of_the_users_own(tmp_path: Path) -> None:
     path = own_file(tmp_path, chips_per_node={"value": 2, "source": "two sockets"})
     data = json.loads(path.read_text(encoding="utf-8"))

@@ -386,6 +386,18 @@ STEP_WINDOWS = {"layer_types": ["full_attention", *["sliding_attention"] * 3], "
             {**STEP, "moe_layers_enum": "3-44"},
             "moe_layers_enum='3-44' of m must be the places of blocks with experts, such as '3,4,5'",
         ),
+        *(
+            (
+                "step3p5",
+                {**STEP, "moe_layers_enum": places},
+                f"moe_layers_enum={said} of m must be the places of blocks with experts, such as '3,4,5'",
+            )
+            for places, said in (
+                ("9" * 5000, f"'{'9' * 59}..."),
+                (["9" * 5000], "a list of 1"),
+                ([10**6000], "a list of 1"),
+            )
+        ),
         (
             "step3p5",
             {**STEP, "attention_other_setting": {"head_dim": 64}},
