@@ -61,9 +61,9 @@ def check_format(file: str, version: object, *known: int) -> None:
 def is_count(value: object) -> bool:
     """Whether a number or a text, such as a key of JSON, is a whole number of at least 0 that int() takes: of a text of
     4,301 digits it makes none."""
-    if isinstance(value, int):
-        return 0 <= value <= LARGEST
-    return isinstance(value, str) and len(value) < 10 and value.isdecimal()
+    if isinstance(value, str):
+        return len(value) < 10 and value.isdecimal()
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST
 
 
 def check_integer(of: str, field: str, value: object, at_least: int = 1, at_most: int = LARGEST) -> None:
