@@ -9,13 +9,25 @@ from autoshard.graph.stream_kinds import ONE_STREAM, SEVERAL_STREAMS, STREAM
 from autoshard.models.dropping import dropped_branch
 from autoshard.models.llama.graph import norm
 from autoshard.models.weight_names import Part
+from autoshard.spec.hyper_connections import HyperConnections
 from autoshard.spec.model import ModelSpec
 
 DIMS = {"fn": f"mix {STREAM} embed", "base": "mix", "scale": "three"}
+UNMIXED_DIMS = {"fn": f"prepost {STREAM} embed", "base": "prepost", "scale": "two"}
 HEAD_DIMS = {"fn": f"pre {STREAM} embed", "base": "pre", "scale": "one"}
-"""Dims of the parameters of a part of a block, and of the head, where nothing is mixed."""
+"""Dims of the parameters of a part of a block, of one in a model that mixes no streams, and of the head, which writes
+none."""
 PARTS = {"attention": ("attn_hc", "input_layernorm"), "mlp": ("ffn_hc", "post_attention_layernorm")}
 """Part of a block -> the names of the module with its streams' weights, and of its norm."""
+
+
+def stream_sizes(hyper: HyperConnections) -> dict[str, int]:
+    """Sizes of the dims that parameters of streams have."""
+    streams = hyper.hc_mult
+    mixes = {"mix": streams * (streams + 2), "three": 3}
+    return {STREAM: streams, "pre": streams, "one": 1} | (
+        {"prepost": 2 * streams, "two": 2} if hyper.hc_sinkhorn_iters is None else mixes
+    )
 
 
 def residual_dims(model: ModelSpec) -> tuple[str, ...]:
@@ -33,14 +45,14 @@ def mean(b: GraphBuilder, name: str, x: str) -> str:
     return b.operator("mean_streams", name, (x,), ONE_STREAM, ONE_STREAM)
 
 
-def collapsed(b: GraphBuilder, model: ModelSpec, name: str, x: str, mixes: bool = True) -> tuple[str, str]:
+def collapsed(b: GraphBuilder, model: ModelSpec, name: str, x: str, writes: bool = True) -> tuple[str, str]:
     """Append the weights of a residual's streams for a part of a block, and the sum of the streams, and return both.
 
-    name: of the weights' module. x: [batch, seq, stream, embed]. mixes: whether a next residual is made with them.
+    name: of the weights' module. x: [batch, seq, stream, embed]. writes: whether a next residual is made with them.
     """
     hyper = model.hyper_connections
     assert hyper is not None, model
-    rows, dims = ("batch", "seq"), DIMS if mixes else HEAD_DIMS
+    rows, dims = ("batch", "seq"), _dims(hyper, writes)
     parameters = (b.parameter(f"{name}.{part}", own, matrix=part == "fn") for part, own in dims.items())
     weights = b.operator(
         "stream_weights",
@@ -51,7 +63,8 @@ def collapsed(b: GraphBuilder, model: ModelSpec, name: str, x: str, mixes: bool 
         element_bytes=b.summed_bytes,
         eps=model.norm_eps,
         balance_eps=hyper.hc_eps,
-        iterations=hyper.hc_sinkhorn_iters,
+        iterations=hyper.hc_sinkhorn_iters or 0,
+        magnitude=hyper.hc_magnitude,
     )
     return weights, b.operator("collapse_streams", f"{name}.collapsed", (x, weights), ONE_STREAM, ONE_STREAM)
 
@@ -79,9 +92,18 @@ def mixed(
     return expanded(b, model, f"{prefix}.{part}_residual", x, weights, branch)
 
 
-def parts(hub: str, name: str, mixes: bool = True) -> Iterator[Part]:
+def parts(model: ModelSpec, hub: str, name: str, writes: bool = True) -> Iterator[Part]:
     """The parts of the checkpoint for a module's weights of streams. hub: the start of the checkpoint's names. name:
-    ours of the module. mixes: as of `collapsed`."""
-    for part, dims in (DIMS if mixes else HEAD_DIMS).items():
+    ours of the module. writes: as of `collapsed`."""
+    hyper = model.hyper_connections
+    assert hyper is not None, model
+    for part, dims in _dims(hyper, writes).items():
         layout = dims.replace(f"{STREAM} embed", f"({STREAM} embed)")
         yield Part(f"{hub}_{part}", layout, f"{name}.{part}")
+
+
+def _dims(hyper: HyperConnections, writes: bool) -> dict[str, str]:
+    """Dims of the parameters of a module, by name. writes: as of `collapsed`."""
+    if not writes:
+        return HEAD_DIMS
+    return UNMIXED_DIMS if hyper.hc_sinkhorn_iters is None else DIMS

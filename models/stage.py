@@ -9,9 +9,8 @@ from math import ceil
 from autoshard.graph.attention_kind import KEY
 from autoshard.graph.compressed_kinds import SERIES
 from autoshard.graph.ir import Graph, GraphBuilder
-from autoshard.graph.stream_kinds import STREAM
 from autoshard.models.families import FAMILIES, graph_of
-from autoshard.models.hyper_connections import residual_dims
+from autoshard.models.hyper_connections import residual_dims, stream_sizes
 from autoshard.models.padding import heads_of_kinds, multiple_of, padded_width
 from autoshard.models.plugin_family import check_family
 from autoshard.models.prediction import JOINED, prediction
@@ -64,8 +63,7 @@ def dim_sizes(model: ModelSpec, batch: int, seq: int, tp: int = 1, capacity_fact
     if (compressed := model.compressed_attention) is not None:
         sizes.update(_compressed_sizes(compressed, seq))
     if (hyper := model.hyper_connections) is not None:
-        streams = hyper.hc_mult
-        sizes |= {STREAM: streams, "pre": streams, "one": 1, "mix": streams * (streams + 2), "three": 3}
+        sizes |= stream_sizes(hyper)
     if model.family.hashes_tokens:
         sizes |= {"token": model.vocab_size, "choice": model.num_experts_per_tok}
     if (indexer := model.indexer) is not None:

@@ -24,9 +24,9 @@ class Attention(OperatorKind):
     With the attribute dropout, SEQUENCE_KEYS is one more input, by which probabilities are dropped; all are kept.
 
     More attributes: scale, the factor of the scores, None for 1/sqrt(headdim); softcap: a score s becomes
-    softcap * tanh(s / softcap); sinks: the fourth input, [kvhead group], is one more score in each row's softmax, which
-    weighs no value; chunk: a query sees keys of its own chunk of so many tokens alone; chosen: one more input, bool
-    [batch seq key], says which keys a query sees (graph/indexer_kind.py). FLOPs are those of all keys before a query:
+    softcap * tanh(s / softcap); chunk: a query sees keys of its own chunk of so many tokens alone; chosen: the fourth
+    input, bool [batch seq key], says which keys a query sees (graph/indexer_kind.py); sinks: the next input, [kvhead
+    group], is one more score in each row's softmax, which weighs no value. FLOPs are those of all keys before a query:
     no kernel here leaves out what the mask hides.
 
     kernel 'flash' keeps q, k, v, the output and one FP32 log-sum-exp a row, and its backward computes the scores again
@@ -92,7 +92,8 @@ class Attention(OperatorKind):
             return tuple(written)
         statistics = Extra("log_sum_exp", rows_bytes)
         if op.attributes.get("chosen"):
-            mask_bytes = element_bytes * num_elements(graph, op.inputs[CHOSEN], sizes)  # as what is added to scores
+            # numbers that are added to scores, or with sinks the mask as it is
+            mask_bytes = (1 if _tiles_chosen(op) else element_bytes) * num_elements(graph, op.inputs[CHOSEN], sizes)
             return (statistics, Extra("mask_in_numbers", mask_bytes, has_gradient=False))
         if _context_parallel(op) == "ulysses" and sizes["seq"] < graph.sizes["seq"]:
             return (statistics, Extra("output_by_heads", element_bytes * num_elements(graph, op.output, sizes)))
@@ -180,12 +181,18 @@ def _ring_size(graph: Graph, sizes: Sizes) -> int:
     return round(graph.sizes["seq"] / sizes["seq"])
 
 
+def _tiles_chosen(op: Operator) -> bool:
+    """Whether scores of chosen keys are computed tile by tile, with the mask as it is: torch's fused attention, which
+    reads it as numbers, knows no sinks."""
+    return bool(op.attributes.get("chosen") and op.attributes.get("sinks"))
+
+
 def _length_in_tiles(op: Operator, graph: Graph, sizes: Sizes) -> float | None:
     """Tokens of a piece of queries whose scores the torch backend computes tile by tile; None where it does not: it has
     a kernel for whole sequences without more, and one that reads a mask, unless that would be large. A GPU has one for
     more, which no graph knows of."""
     whole, local, kind = float(graph.sizes["seq"]), float(sizes["seq"]), _context_parallel(op)
-    if op.attributes["kernel"] != "flash" or op.attributes.get("chosen"):
+    if op.attributes["kernel"] != "flash" or (op.attributes.get("chosen") and not _tiles_chosen(op)):
         return None
     if _is_ring(op) and local < whole:
         return local / 2 if kind == "zigzag_ring" else local

@@ -21,8 +21,8 @@ class ChooseKeys(OperatorKind):
         q = rope(wq_b c), k = rope(norm(wk h)), w = weights_proj h
         score(query, key) = sum over heads of w relu(q k) / sqrt(index_dim index_head)
 
-    Attributes: top_k, keys that are chosen, of equal scores the first; eps, of the norm; those of Rope, whose numbers
-    are the first of a head. A query that has no more keys before it sees all of them.
+    Attributes: top_k, keys that are chosen, of equal scores the first; eps, of the norm; those of Rope. A query that
+    has no more keys before it sees all of them.
 
     Split over the sequence, each rank scores its own queries, and gathers the keys, which all heads share. Nothing has
     a gradient, nothing is kept, and backward does nothing: the mask is kept by who reads it.

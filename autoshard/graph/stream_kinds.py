@@ -5,6 +5,7 @@
     stream k = post[k] y + sum over streams j of mix[j, k] * stream j
 
 The residual is batch seq stream embed. `mix` is brought near a doubly stochastic matrix, so that it makes nothing grow.
+Some models have no `mix`: stream k = post[k] y + stream k.
 """
 
 from __future__ import annotations
@@ -48,12 +49,12 @@ class StreamWeights(OperatorKind):
     product of fn with the streams, all of which have one RMS norm without a weight (attribute eps):
 
         pre = sigmoid(scale z + base) + balance_eps        the first `stream` numbers, and with one scale all
-        post = 2 sigmoid(scale z + base)                   as many
+        post = magnitude sigmoid(scale z + base)           as many, and with two scales, plus balance_eps, the others
         mix = balanced(softmax(scale z + base) + balance_eps)   stream * stream, a row for each old stream
 
     balanced divides columns by their sums plus balance_eps, and then rows and columns, iterations - 1 times (Sinkhorn
-    and Knopp). Keeps its inputs and the product; backward computes the weights again, and what the product is made of
-    some tokens at a time.
+    and Knopp); without a mix iterations is 0. Keeps its inputs and the product; backward computes the weights again,
+    and what the product is made of some tokens at a time.
     """
 
     def flops(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
@@ -89,16 +90,22 @@ class CollapseStreams(OperatorKind):
 
 class ExpandStreams(OperatorKind):
     """The next residual: y [batch seq embed] of a part of a block, streams [batch seq stream embed] and their weights
-    [batch seq weights] -> stream k is post[k] y plus mix[j, k] times stream j, summed over j."""
+    [batch seq weights] -> stream k is post[k] y plus mix[j, k] times stream j, summed over j; without a mix, plus
+    stream k, and backward then reads no stream."""
 
     def flops(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
-        return 2.0 * (sizes[STREAM] + 1.0) * num_elements(graph, op.inputs[1], sizes)
+        products = sizes[STREAM] + 1.0 if has_mix(graph, op.inputs[2]) else 1.0
+        return 2.0 * products * num_elements(graph, op.inputs[1], sizes)
 
     def saved_inputs(self, op: Operator, graph: Graph) -> tuple[int, ...]:
-        return (0, 1, 2)
+        return (0, 1, 2) if has_mix(graph, op.inputs[2]) else (0, 2)
+
+
+def has_mix(graph: Graph, weights: str) -> bool:
+    """Whether weights of streams, a tensor, have a matrix that mixes them, beside pre and post or pre alone."""
+    return graph.sizes[graph.tensors[weights].dims[-1]] > 2 * graph.sizes[STREAM]
 
 
 def _divisions(op: Operator, graph: Graph) -> int:
-    """How often balancing divides a matrix by its sums: never where weights are pre alone, without a matrix."""
-    has_mix = graph.sizes[graph.tensors[op.output].dims[-1]] > graph.sizes[STREAM]
-    return 2 * int(str(op.attributes["iterations"])) - 1 if has_mix else 0
+    """How often balancing divides a matrix by its sums: never where there is no matrix."""
+    return 2 * int(str(op.attributes["iterations"])) - 1 if has_mix(graph, op.output) else 0

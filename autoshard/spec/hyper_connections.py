@@ -1,10 +1,11 @@
-"""Hyper-connections: a residual of several streams, which each part of a block mixes (mHC, 2512.24880)."""
+"""Hyper-connections: a residual of several streams, which each part of a block reads and may mix (mHC, 2512.24880)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from autoshard.files.codec import Count, Positive
+from autoshard.files.codec import Absence, Count, Positive
 from autoshard.files.fields import check_integer, check_positive
 
 
@@ -13,18 +14,24 @@ class HyperConnections:
     """The streams of a model's residual, under the names of DeepSeek's config.
 
     hc_mult: Streams, each as wide as hidden_size: what passes from block to block is so many times as wide.
-    hc_sinkhorn_iters: How often rows and columns of the matrix that mixes streams are divided by their sums.
-    hc_eps: Added to these sums, and to what is divided.
+    hc_sinkhorn_iters: How often rows and columns of the matrix that mixes streams are divided by their sums; null where
+        nothing mixes them (Hy4): each stream stays, and a part's output is added to it.
+    hc_eps: Added to these sums and to what is divided, and to the weights with which streams are read; where nothing
+        mixes them, also to those of what is added.
+    hc_magnitude: By which the sigmoid that weighs a part's output is multiplied.
 
     Raises AutoshardError for a number that is not above 0, and for fewer than two streams.
     """
 
     hc_mult: Count
-    hc_sinkhorn_iters: Count
+    hc_sinkhorn_iters: Count | None
     hc_eps: Positive
+    hc_magnitude: Annotated[Positive, Absence.WRITTEN] = 2.0
 
     def __post_init__(self) -> None:
         of = "hyper_connections"
         check_integer(of, "hc_mult", self.hc_mult, at_least=2)
-        check_integer(of, "hc_sinkhorn_iters", self.hc_sinkhorn_iters)
-        check_positive(of, "hc_eps", self.hc_eps)
+        if self.hc_sinkhorn_iters is not None:
+            check_integer(of, "hc_sinkhorn_iters", self.hc_sinkhorn_iters)
+        for field in ("hc_eps", "hc_magnitude"):
+            check_positive(of, field, getattr(self, field))

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Annotated
 
 from autoshard.errors import AutoshardError
-from autoshard.files.codec import Absence, Count
-from autoshard.files.fields import check_flag, check_integer
+from autoshard.files.codec import Absence, Count, Positive
+from autoshard.files.fields import check_flag, check_integer, check_positive
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,11 @@ class Indexer:
     index_kpool: Tokens of a pool (GLM-5.3): an indexer without positions scores pools of the sequence, each by one key
         that is made of its tokens', and a query sees all tokens of the pools that it chooses, and those of its own pool
         up to itself besides; absent where it scores every token's key.
+    turns_end: Whether positions turn the last numbers of a head's query and of the key, in place of the first (Hy4).
+    key_norm_eps: Added to the variance in the norm of keys.
 
-    Raises AutoshardError for a size that is no positive whole number, and for pools that do not divide index_topk.
+    Raises AutoshardError for a size that is no positive whole number, for pools that do not divide index_topk, and for
+    a key_norm_eps that is not above 0.
     """
 
     index_n_heads: Count
@@ -32,12 +35,16 @@ class Indexer:
     index_topk: Count
     indexer_rope_interleave: bool = False
     index_kpool: Annotated[Count | None, Absence.WRITTEN] = None
+    turns_end: Annotated[bool, Absence.WRITTEN] = False
+    key_norm_eps: Annotated[Positive, Absence.WRITTEN] = 1e-6
 
     def __post_init__(self) -> None:
         of = "indexer"
         for field in ("index_n_heads", "index_head_dim", "index_topk"):
             check_integer(of, field, getattr(self, field))
-        check_flag(of, "indexer_rope_interleave", self.indexer_rope_interleave)
+        for field in ("indexer_rope_interleave", "turns_end"):
+            check_flag(of, field, getattr(self, field))
+        check_positive(of, "key_norm_eps", self.key_norm_eps)
         if self.index_kpool is not None:
             check_integer(of, "index_kpool", self.index_kpool)
             if self.index_topk % self.index_kpool:

@@ -5,7 +5,8 @@
     k = [up(norm(c)), rope(r) for all heads]    v = up(norm(c))
 
 In blocks without positions nothing turns; a family that has them in no block may have no r. Attention's output may be
-multiplied by a gate of each head, made of h. With an indexer, a query sees no keys but those that it chooses by h and
+multiplied by a gate of each head, or of each of its numbers, made of h, and heads may have sinks. With an indexer, a
+query sees no keys but those that it chooses by h and
 norm(down(h)) of the query.
 
 The products that make compressed vectors have no dim of heads: each tensor-parallel rank has them whole, works on its
@@ -24,12 +25,13 @@ from autoshard.models.dropping import residual
 from autoshard.models.llama.graph import HIDDEN, core_attention, gated_output, linear, norm, tempered
 from autoshard.spec.indexer import Indexer
 from autoshard.spec.model import ModelSpec
-from autoshard.spec.model_types import EACH_HEAD
+from autoshard.spec.model_types import EACH_HEAD, EACH_NUMBER
 
-NORM_EPS = INDEXER_EPS = 1e-6
-"""Of the norms of compressed vectors, where a family has no other, and of an indexer's keys, whatever the model's:
-transformers' default, and DeepSeek's own code."""
-QUERIES, KEYS = "kvhead group headdim", "kvhead kv_b"
+NORM_EPS = 1e-6
+"""Of the norms of compressed vectors, where a family has no other: transformers' default, and DeepSeek's own code."""
+QUERIES, KEYS, VALUES = "kvhead group headdim", "kvhead kv_b", "kvhead group valuedim"
+GATES = {EACH_HEAD: "kvhead group", EACH_NUMBER: VALUES}
+"""The family's gates_attention -> dims of the gate, besides batch and seq."""
 
 
 def latent_attention(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) -> str:
@@ -80,13 +82,14 @@ def attended(b: GraphBuilder, model: ModelSpec, h: str, layer: int, kernel: str,
         rows = ("batch", "seq", "kvhead")
         k = b.operator("concat", f"{name}.keys", (k, turned), (*rows, "headdim"), rows)
     b.module = "core_attention"
-    context = core_attention(b, model, f"{name}.core_attention", q, k, v, kernel, chosen=chosen)
+    sinks = b.parameter(f"{name}.sinks", "kvhead group") if model.has_sinks(layer) else None
+    context = core_attention(b, model, f"{name}.core_attention", q, k, v, kernel, sinks=sinks, chosen=chosen)
     b.module = "attention"
-    if model.family.gates_attention == EACH_HEAD:
-        gate = linear(b, f"{name}.gate_proj", h, f"{HIDDEN}, kvhead group embed -> batch seq kvhead group", bias=False)
+    if model.family.gates_attention is not None:
+        dims = GATES[model.family.gates_attention]
+        gate = linear(b, f"{name}.gate_proj", h, f"{HIDDEN}, {dims} embed -> batch seq {dims}", bias=False)
         context = gated_output(b, model, f"{name}.gated", context, gate)
-    expression = "batch seq kvhead group valuedim, embed kvhead group valuedim -> batch seq embed"
-    return linear(b, f"{name}.o_proj", context, expression, bias=False)
+    return linear(b, f"{name}.o_proj", context, f"batch seq {VALUES}, embed {VALUES} -> batch seq embed", bias=False)
 
 
 def _chosen(b: GraphBuilder, model: ModelSpec, indexer: Indexer, layer: int, h: str, compressed: str) -> str:
@@ -121,6 +124,8 @@ def _indexer(b: GraphBuilder, model: ModelSpec, indexer: Indexer, name: str, h: 
     if indexer.index_kpool is None:
         form = {"theta": model.rope_theta, "scaling": model.rope_scaling, "rotary_dim": latent.qk_rope_head_dim}
         form["interleaved"] = indexer.indexer_rope_interleave
+        if indexer.turns_end:
+            form["first_rotary"] = indexer.index_head_dim - latent.qk_rope_head_dim
     else:
         kind, form = "choose_pools", {"rate": indexer.index_kpool}
         gate = weight("index_kpool_compress_gate", "index_dim embed", True)
@@ -135,7 +140,7 @@ def _indexer(b: GraphBuilder, model: ModelSpec, indexer: Indexer, name: str, h: 
         element_bytes=1,
         differentiable=False,
         top_k=indexer.index_topk,
-        eps=INDEXER_EPS,
+        eps=indexer.key_norm_eps,
         **form,
     )
 

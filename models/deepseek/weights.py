@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from autoshard.models.deepseek.attention import GATES, VALUES
 from autoshard.models.llama.weights import ends, gated_mlp, norms
 from autoshard.models.mixtral.weights import mixture
 from autoshard.models.qwen.weights import MATRICES
 from autoshard.models.weight_names import Part
 from autoshard.spec.indexer import Indexer
 from autoshard.spec.model import ModelSpec
-from autoshard.spec.model_types import EACH_HEAD
 
 __all__ = ["block", "ends", "latent_attention", "mlp"]
 
@@ -30,14 +30,16 @@ def latent_attention(model: ModelSpec, layer: int, hub: str = "self_attn", **nam
     layouts = {"q_proj": f"{queries} embed"}
     if latent.q_lora_rank is not None:
         layouts = {"q_a_proj": "q_rank embed", "q_a_layernorm": "q_rank", "q_b_proj": f"{queries} q_rank"}
-    if model.family.gates_attention == EACH_HEAD:
-        layouts["gate_proj"] = "(kvhead group) embed"
+    if model.family.gates_attention is not None:
+        layouts["gate_proj"] = f"({GATES[model.family.gates_attention]}) embed"
     width = "kv_a" if latent.qk_rope_head_dim else "kv_rank"
     layouts |= {"kv_a_proj_with_mqa": f"{width} embed", "kv_a_layernorm": "kv_rank"}
     layouts["kv_b_proj"] = "(kvhead kv_b) kv_rank"
-    layouts["o_proj"] = "embed (kvhead group valuedim)"
+    layouts["o_proj"] = f"embed ({VALUES})"
     for part, layout in layouts.items():
         yield Part(f"{prefix}.{hub}.{named.get(part, part)}.weight", layout, f"{name}.{part}.weight")
+    if model.has_sinks(layer):
+        yield Part(f"{prefix}.{hub}.{named.get('sinks', 'sinks')}", "(kvhead group)", f"{name}.sinks")
     if model.indexer is not None and model.chooser_of(layer) == layer:
         yield from _indexer(model.indexer, f"{name}.indexer")
     yield from norms(model, f"{prefix}.input_layernorm", f"{prefix}.post_attention_layernorm")

@@ -35,7 +35,7 @@ def embedding(b: GraphBuilder, model: ModelSpec) -> str:
 
 def head(b: GraphBuilder, model: ModelSpec, x: str) -> str:
     b.module = "head"
-    _, h = collapsed(b, model, "model.hc_head", x, mixes=False)
+    _, h = collapsed(b, model, "model.hc_head", x, writes=False)
     return normed_head(b, model, h)
 
 

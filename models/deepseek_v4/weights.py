@@ -34,7 +34,7 @@ ATTENTION = {
 
 def ends(model: ModelSpec) -> Iterator[Part]:
     yield Part.same(TABLE, "vocab embed")
-    yield from streams("model.hc_head.hc", "model.hc_head", mixes=False)
+    yield from streams(model, "model.hc_head.hc", "model.hc_head", writes=False)
     yield from norms(model, FINAL_NORM)
     if not model.tie_word_embeddings:
         yield Part("head.weight", "vocab embed", "lm_head.weight")
@@ -57,7 +57,7 @@ def block(model: ModelSpec, layer: int) -> Iterator[Part]:
     for theirs, ours in (("attn_norm", "input_layernorm"), ("ffn_norm", "post_attention_layernorm")):
         yield Part(f"{prefix}.{theirs}.weight", "embed", f"{prefix}.{ours}.weight")
     for part in ("attn", "ffn"):
-        yield from streams(f"{prefix}.hc_{part}", f"{prefix}.{part}_hc")
+        yield from streams(model, f"{prefix}.hc_{part}", f"{prefix}.{part}_hc")
     yield from _experts(model, layer, f"{prefix}.ffn", f"{prefix}.mlp")
 
 

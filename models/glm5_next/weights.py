@@ -27,5 +27,5 @@ def block(model: ModelSpec, layer: int) -> Iterator[Part]:
     else:
         yield from latent_attention(model, layer)
     for part in ("attn", "ffn"):
-        yield from streams(f"{prefix}.hc_{part}", f"{prefix}.{part}_hc")
+        yield from streams(model, f"{prefix}.hc_{part}", f"{prefix}.{part}_hc")
     yield from mlp(model, layer)

@@ -328,11 +328,11 @@ def core_attention(
     q: [batch, seq, kvhead, group, headdim]; k, v: [batch, seq, kvhead, headdim]; or dims of other heads in their
     places. kernel: 'flash' or 'plain'. window:
     keys that a query sees, itself included; None is all before it. sinks: [kvhead, group], a score more in each row's
-    softmax. chunk: a query sees keys of its own chunk of so many tokens alone. chosen: [batch, seq, key], the keys
-    that a query sees.
+    softmax. chunk: a query sees keys of its own chunk of so many tokens alone. chosen: [batch, seq, key], the keys that
+    a query sees.
     The operator's attribute valid_group: query heads of each key-value head from there on are empty, and give nothing.
     """
-    form: dict[str, Any] = {"sinks": True} if sinks else {"chosen": True} if chosen else {}
+    form: dict[str, Any] = {name: True for name, one in (("chosen", chosen), ("sinks", sinks)) if one}
     if chunk is not None:
         form["chunk"] = chunk
     if (scalar := model.attention_scores.query_pre_attn_scalar) is not None:
@@ -349,7 +349,7 @@ def core_attention(
     return b.operator(
         "attention",
         name,
-        (q, k, v, *((sinks,) if sinks else ()), *((chosen,) if chosen else ()), *((sequence_keys(b),) if rate else ())),
+        (q, k, v, *((chosen,) if chosen else ()), *((sinks,) if sinks else ()), *((sequence_keys(b),) if rate else ())),
         ("batch", "seq", *heads, b.dims(v)[-1]),
         ("batch", "seq", *heads),
         kernel=kernel,

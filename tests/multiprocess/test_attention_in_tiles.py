@@ -10,6 +10,7 @@ import torch
 
 from autoshard.graph import score_tiles
 from autoshard.runtime.torch_backend import attention
+from autoshard.runtime.torch_backend.ring_attention import Ring, ring_attention
 from benchmarks.on_gpu_parts import _losses, session_of
 from tests.multiprocess.models import MODELS
 from tests.multiprocess.plans import FP64, plan_of, strategy
@@ -42,6 +43,33 @@ def test_a_large_mask_is_never_made(name: str, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(attention, "_attention_mask", unexpected)
     found.append(_losses(session_of(plan, torch.device("cpu")), plan))
     torch.testing.assert_close(torch.tensor(found[0]), torch.tensor(found[1]), rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("at_once", [2**24, 100])
+@pytest.mark.parametrize("position", [0, 1])
+def test_chosen_keys_beside_sinks_are_those_of_a_plain_function(
+    position: int, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first or the second half of the queries; some of them chose none of their own tile's keys, and one no key."""
+    monkeypatch.setattr(score_tiles, "SCORES_AT_ONCE", at_once)
+    monkeypatch.setattr(score_tiles, "FEWEST_ROWS", 2)
+    random = torch.Generator().manual_seed(0)
+    shapes = [(2, 4, 2, 8, 6), (2, 4, 16, 6), (2, 4, 16, 5), (4, 2)]
+    q, k, v, sinks = (torch.randn(shape, generator=random, dtype=torch.float64) for shape in shapes)
+    chosen = (torch.rand(2, 16, 16, generator=random) < 0.3).tril()[:, 8 * position : 8 * position + 8]
+    chosen[0, 5, 8 * position :] = False
+    chosen[1, 3] = False
+    inputs = [value.requires_grad_() for value in (q, k, v, sinks)]
+    scores = torch.einsum("bkgqd,bkcd->bkgqc", q, k) / 6**0.5
+    scores = scores.masked_fill(~chosen[:, None, None], float("-inf"))
+    weights = torch.cat((scores, sinks[..., None, None].expand(2, -1, -1, 8, 1)), -1).softmax(-1)
+    expected = torch.einsum("bkgqc,bkcd->bkgqd", weights[..., :-1], v)
+    ring = Ring(None, (0, 1), 8, 16, position=position)
+    found = ring_attention(q, k, v, ring, sinks=sinks, chosen=chosen)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    grad = torch.randn(found.shape, generator=random, dtype=torch.float64)
+    ours, theirs = (torch.autograd.grad(out, inputs, grad) for out in (found, expected))
+    torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-11)
 
 
 def test_which_are_too_wide() -> None:

@@ -68,6 +68,19 @@ def test_a_query_sees_itself_and_as_many_keys_before_it_as_there_are() -> None:
     assert seen.sum(-1).tolist() == [[min(place + 1, 5) for place in range(16)]] * 2
 
 
+def test_positions_may_turn_the_ends_of_queries_and_keys() -> None:
+    """The same as where they turn the starts, with each head's numbers the other way round."""
+    program, step = program_of(Indexer(6, 12, 5), seq=16)
+    at_end, other = program_of(Indexer(6, 12, 5, turns_end=True), seq=16)
+    inputs = inputs_of(program, step)
+    swapped = [*inputs]
+    for place, dim in ((2, 1), (3, 0), (4, 0), (5, 0)):
+        swapped[place] = inputs[place].roll(-8, dim)  # 8 of 12 numbers turn
+    expected = choose_keys(Context(program, None), step)(*inputs)
+    assert torch.equal(choose_keys(Context(at_end, None), other)(*swapped), expected)
+    assert not torch.equal(choose_keys(Context(program, None), step)(*swapped), expected)
+
+
 @pytest.mark.parametrize(("at_once", "tile"), [(16, (1, 1)), (500, (4, 1)), (2000, (4, 6)), (800, (4, 2))])
 def test_tiles_change_nothing(at_once: int, tile: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     program, step = program_of(Indexer(6, 12, 5), seq=40)

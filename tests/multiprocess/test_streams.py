@@ -20,16 +20,21 @@ from autoshard.runtime.torch_backend import streams
 from autoshard.runtime.torch_backend.context import Context
 from autoshard.runtime.torch_backend.kernels import kernel
 from autoshard.runtime.torch_backend.parameters import INIT_STD, initial_parameter
+from autoshard.spec.hyper_connections import HyperConnections
+from autoshard.spec.model import ModelSpec
 from autoshard.spec.router import Router
 from tests.multiprocess.models import MODELS
 
 MODEL = MODELS["deepseek v4"]
+UNMIXED = replace(MODEL, hyper_connections=HyperConnections(4, None, 0.01, hc_magnitude=1.5))
 SLIDING, HEAVY, SPARSE = 0, 1, 2
 """Blocks of MODEL."""
 
 
-def step_of(kind: str, layer: int = SLIDING, attention: str = "flash", seq: int = 16) -> tuple[Program, OperatorStep]:
-    graph = stage_graph(MODEL, dim_sizes(MODEL, 2, seq), (layer,), False, False, attention, element_bytes=8)
+def step_of(
+    kind: str, layer: int = SLIDING, attention: str = "flash", seq: int = 16, model: ModelSpec = MODEL
+) -> tuple[Program, OperatorStep]:
+    graph = stage_graph(model, dim_sizes(model, 2, seq), (layer,), False, False, attention, element_bytes=8)
     program = partition(graph, {}, {op.name: {} for op in graph.operators})
     steps = (step for step in program.steps if isinstance(step, OperatorStep))
     return program, next(step for step in steps if step.operator.kind == kind)
@@ -61,7 +66,7 @@ def check(program: Program, step: OperatorStep, plain: Callable[..., torch.Tenso
 
 def balanced(logits: torch.Tensor) -> torch.Tensor:
     hyper = MODEL.hyper_connections
-    assert hyper is not None
+    assert hyper is not None and hyper.hc_sinkhorn_iters is not None
     mix = logits.softmax(-1) + hyper.hc_eps
     mix = mix / (mix.sum(-2, keepdim=True) + hyper.hc_eps)
     for _ in range(hyper.hc_sinkhorn_iters - 1):
@@ -84,6 +89,33 @@ def test_weights_of_streams_are_those_of_a_plain_function(at_once: int, monkeypa
         return torch.cat((*weights, balanced(of_mix).flatten(-2)), -1)
 
     check(*step_of("stream_weights"), plain)
+
+
+@pytest.mark.parametrize("at_once", [STREAMS_AT_ONCE, 1])
+def test_weights_of_streams_that_nothing_mixes(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both kinds are sigmoids; what is added has the magnitude."""
+    monkeypatch.setattr(streams, "STREAMS_AT_ONCE", at_once)
+
+    def plain(x: torch.Tensor, fn: torch.Tensor, base: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        flat = x.flatten(2)
+        z = torch.nn.functional.rms_norm(flat, (flat.shape[-1],), eps=MODEL.norm_eps) @ fn.flatten(1).T
+        pre, post = z.split(4, -1)
+        pre, post = (pre * scale[0] + base[:4]).sigmoid(), (post * scale[1] + base[4:]).sigmoid()
+        return torch.cat((pre + 0.01, 1.5 * post + 0.01), -1)
+
+    check(*step_of("stream_weights", model=UNMIXED), plain)
+
+
+def test_streams_that_nothing_mixes_begin_as_their_mean() -> None:
+    """As in transformers: a part reads a quarter of each of 4 streams, and adds its output to each once."""
+    graph = stage_graph(UNMIXED, dim_sizes(UNMIXED, 1, 16), range(4), True, True)
+    several = [op for op in graph.operators if op.kind == "stream_weights"]
+    for op in several:
+        base, scale = (initial_parameter(UNMIXED, graph.tensors[name], graph.sizes, seed=0) for name in op.inputs[2:])
+        assert torch.equal(scale, torch.full_like(scale, 0.01))
+        torch.testing.assert_close(base[:4].sigmoid(), torch.full((4,), 0.25))
+        assert len(base) == 4 or not base[4:].any()
+    assert len(several) == 2 * 4 + 1
 
 
 def test_weights_of_streams_begin_with_scales_of_one_and_nothing_added() -> None:
@@ -120,7 +152,7 @@ class Calls(TorchDispatchMode):
 def test_matrices_of_all_slices_are_balanced_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """Products are made of 12 tokens of each sequence at a time, of 16."""
     hyper = MODEL.hyper_connections
-    assert hyper is not None
+    assert hyper is not None and hyper.hc_sinkhorn_iters is not None
     monkeypatch.setattr(streams, "STREAMS_AT_ONCE", 4 * 64 * 2 * 12)
     program, step = step_of("stream_weights")
     with Calls() as calls:
@@ -145,6 +177,15 @@ def test_the_next_streams_are_a_sum_over_rows() -> None:
         return post.unsqueeze(-1) * y.unsqueeze(2) + torch.einsum("btjk,btjd->btkd", mix, x)
 
     check(*step_of("expand_streams"), plain)
+
+
+def test_where_nothing_mixes_streams_each_one_stays_and_something_is_added() -> None:
+    program, step = step_of("expand_streams", model=UNMIXED)
+    check(program, step, lambda y, x, weights: x + weights[..., 4:, None] * y.unsqueeze(2))
+    y, x, weights = (value.detach() for value in inputs_of(program, step))
+    narrow = kernel(Context(program, None), step)(y.bfloat16(), x.bfloat16(), weights.float())
+    added = x.bfloat16().float() + weights[..., 4:, None].float() * y.bfloat16().float().unsqueeze(2)
+    assert torch.equal(narrow, added.bfloat16())  # rounded once
 
 
 @pytest.mark.parametrize(("layer", "seq"), [(HEAVY, 16), (SPARSE, 16), (SPARSE, 15), (HEAVY, 3)])

@@ -251,8 +251,8 @@ def _exchanging(place: Place, q: Array, k: Array, v: Array, over: tuple[str, ...
 
 
 def _attend(place: Place, q: Array, k: Array, v: Array, positions: Array, *sequences: Array) -> Result:
-    """positions: of the queries, [*mesh, length]; keys and values are whole. Sinks, or the mask of chosen keys, come
-    before sequences."""
+    """positions: of the queries, [*mesh, length]; keys and values are whole. The mask of chosen keys, and then sinks,
+    come before sequences."""
     chosen, sequences = (sequences[:1], sequences[1:]) if place.attributes.get("chosen") else ((), sequences)
     sinks, sequences = (sequences[:1], sequences[1:]) if place.attributes.get("sinks") else ((), sequences)
     qd, kd, od = place.dims(0), place.dims(1), place.output_dims
@@ -274,7 +274,7 @@ def _attend(place: Place, q: Array, k: Array, v: Array, positions: Array, *seque
         seen = seen & (place.spread(one, place.dims(3), grid) > 0)
     scores = np.where(seen, raw, -1e30)
     top = scores.max(-1, keepdims=True)
-    lost = [place.spread(one, place.dims(3), grid) for one in sinks]
+    lost = [place.spread(one, place.dims(3 + len(chosen)), grid) for one in sinks]
     for one in lost:
         top = np.maximum(top, one)
     weights, lost = np.exp(scores - top), [np.exp(one - top) for one in lost]

@@ -35,10 +35,10 @@ def stream_weights(place: Place, x: Array, fn: Array, base: Array, scale: Array)
     kinds = np.repeat(np.arange(scale.shape[-1]), [streams, streams, streams**2][: scale.shape[-1]])
     factors = place.spread(scale[..., kinds], weights, out)
     raw = factors * z + place.spread(base, weights, out)
-    slope_eps, has_mix = place.attributes["balance_eps"], scale.shape[-1] > 1
+    slope_eps, has_mix = place.attributes["balance_eps"], scale.shape[-1] > 2
     sigmoid = _sigmoid(raw[..., : 2 * streams])
     above, times = np.zeros(sigmoid.shape[-1]), np.ones(sigmoid.shape[-1])
-    above[:streams], times[streams:] = slope_eps, 2
+    above[: streams if has_mix else None], times[streams:] = slope_eps, place.attributes["magnitude"]
     value, slope = times * sigmoid + above, times * sigmoid * (1 - sigmoid)
     tape: list[tuple[int, Array, Array]] = []
     if has_mix:
@@ -87,6 +87,8 @@ def collapse_streams(place: Place, x: Array, weights: Array) -> Result:
 def expand_streams(place: Place, y: Array, x: Array, weights: Array) -> Result:
     streams = x.shape[-2]
     post = weights[..., streams : 2 * streams, None]
+    if weights.shape[-1] == 2 * streams:
+        return _added_streams(y, x, post, weights)
     mix = weights[..., 2 * streams :].reshape(*weights.shape[:-1], streams, streams)
     value = post * y[..., None, :] + np.swapaxes(mix, -1, -2) @ x
 
@@ -97,3 +99,14 @@ def expand_streams(place: Place, y: Array, x: Array, weights: Array) -> Result:
         return (post * grad).sum(-2), mix @ grad, to_weights
 
     return value, backward
+
+
+def _added_streams(y: Array, x: Array, post: Array, weights: Array) -> Result:
+    """Without a mix: every stream stays, and y is added to it."""
+
+    def backward(grad: Array) -> Gradients:
+        to_weights = np.zeros_like(weights)
+        to_weights[..., x.shape[-2] :] = (grad * y[..., None, :]).sum(-1)
+        return (post * grad).sum(-2), grad, to_weights
+
+    return x + post * y[..., None, :], backward

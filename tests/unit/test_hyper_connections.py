@@ -8,12 +8,15 @@ import pytest
 from autoshard.cost.local_shape import hidden_bytes, local_shape
 from autoshard.cost.program import program_work
 from autoshard.errors import AutoshardError
+from autoshard.files.codec import from_json, to_json
 from autoshard.graph.count import operator_steps, operator_work, parameter_elements
+from autoshard.graph.operators import KINDS
 from autoshard.graph.partition import Program
 from autoshard.graph.recompute import kept_activations
 from autoshard.layout.sharding import stage_program
 from autoshard.models.stage import dim_sizes, stage_graph
 from autoshard.spec.hyper_connections import HyperConnections
+from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import TrainingSpec, load_precision
 from tests.multiprocess.models import MODELS
 from tests.multiprocess.plans import strategy
@@ -72,12 +75,33 @@ def test_parameters_of_streams() -> None:
     assert not {f"{PREFIX}attn_hc.base", "model.hc_head.scale"} & graph.matrices
 
 
+def test_streams_that_nothing_mixes_by_hand() -> None:
+    """8 weights a token, and no matrix: what is added to streams is kept, and no stream."""
+    model = replace(MODEL, hyper_connections=HyperConnections(STREAMS, None, 1e-6))
+    graph = stage_graph(model, dim_sizes(model, 1, SEQ), (0,), False, False)
+    found = {one.name: graph.num_elements(one.name) for one in graph.parameters()}
+    assert [found[f"{PREFIX}attn_hc.{part}"] for part in ("fn", "base", "scale")] == [8 * STREAMS * WIDTH, 8, 2]
+    unmixed = stage_program(graph, {}, sequence_parallel=True)
+    work = {
+        one.operator.name.removeprefix(PREFIX): operator_work(unmixed, one)
+        for step in unmixed.steps
+        for one in operator_steps(step)
+    }
+    numbers = SEQ * STREAMS * WIDTH
+    assert work["attn_hc"].flops == (2 * 8 + 2) * numbers
+    assert work["attention_residual"].flops == 2 * numbers
+    (adds,) = (op for op in graph.operators if op.name == f"{PREFIX}attention_residual")
+    assert KINDS["expand_streams"].saved_inputs(adds, graph) == (0, 2)
+    assert from_json(ModelSpec, to_json(model), "model") == model
+
+
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
         ({"hc_mult": 1}, "hc_mult=1 of hyper_connections must be a whole number from 2 to "),
         ({"hc_sinkhorn_iters": 0}, "hc_sinkhorn_iters=0 of hyper_connections must be a whole number from 1 to "),
         ({"hc_eps": 0.0}, "hc_eps=0.0 of hyper_connections must be a finite number above 0"),
+        ({"hc_magnitude": -1.0}, "hc_magnitude=-1.0 of hyper_connections must be a finite number above 0"),
     ],
 )
 def test_streams_that_are_none_are_refused(fields: dict[str, Any], text: str) -> None:

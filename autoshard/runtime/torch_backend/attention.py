@@ -41,7 +41,8 @@ def attention(context: Context, step: OperatorStep) -> Kernel:
         # permute and flatten, not einops: its six patterns a block take a small step 1.5 % longer
         inputs = q.permute(to_heads), k.permute(keys_to_heads), v.permute(keys_to_heads)
         if chooses:
-            return core(*inputs, starts=None, chosen=more[0]).permute(back)
+            named = {"sinks": more[1]} if has_sinks else {}
+            return core(*inputs, starts=None, chosen=more[0], **named).permute(back)
         more = more[:-1] if documents else more
         if has_sinks:
             return core(*inputs, *more[1:], starts=starts, sinks=more[0]).permute(back)
@@ -133,7 +134,7 @@ WIDEST_ON_GPU = 256
 
 def _unless_too_large(whole: Kernel, tiles: Kernel, is_masked: bool) -> Kernel:
     """The kernel that computes tile by tile where a mask would take too much memory, and what a GPU has no flash kernel
-    for; for chosen keys there are no tiles. is_masked: whether there is a mask without documents, too."""
+    for; chosen keys without sinks never. is_masked: whether there is a mask without documents, too."""
 
     def run(
         q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts: torch.Tensor | None, **chosen: torch.Tensor
@@ -161,8 +162,10 @@ def _in_tiles(ring: Ring, mine: torch.Tensor) -> Kernel:
         v: torch.Tensor,
         starts: torch.Tensor | None,
         sinks: torch.Tensor | None = None,
+        chosen: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        return ring_attention(q, k, v, ring, None if starts is None else starts[:, mine.to(starts.device)], sinks)
+        own = None if starts is None else starts[:, mine.to(starts.device)]
+        return ring_attention(q, k, v, ring, own, sinks, chosen)
 
     return run
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from math import prod
+from math import log, prod
 
 import torch
 
@@ -14,12 +14,16 @@ from autoshard.graph.partition import Program
 from autoshard.layout.mesh import Mesh
 from autoshard.models.stage import published_sizes
 from autoshard.runtime.torch_backend.optimizer_settings import unrounded
+from autoshard.spec.hyper_connections import HyperConnections
 from autoshard.spec.model import ModelSpec
 
 INIT_STD = 0.02
 """Standard deviation of initial weights: GPT-2's and Llama's initializer_range."""
 SLOWEST_AND_FASTEST = (1.0, 16.0)
 """Rates at which the heads of a recurrence forget, a token: Mamba-2's A, here at even distances."""
+SCALE_OF_STREAMS = 0.01
+"""Initial scale of the weights of streams that nothing mixes, that of transformers."""
+_OF_STREAMS = ("hc.scale", "hc_head.scale", "hc.base", "hc_head.base")
 _RESIDUAL_PROJECTIONS = tuple(
     f"{name}.weight"
     for name in ("o_proj", "o_b_proj", "out_proj", "down_proj", "c_proj", "w2", "attention.dense", "dense_4h_to_h")
@@ -46,6 +50,9 @@ def padded(value: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
 
 
 def _published_parameter(model: ModelSpec, tensor: Tensor, shape: list[int], seed: int) -> torch.Tensor:
+    hyper = model.hyper_connections
+    if hyper is not None and hyper.hc_sinkhorn_iters is None and tensor.name.endswith(_OF_STREAMS):
+        return _of_streams(hyper, tensor.name, shape)
     if model.learns_activation and ".act_fn." in tensor.name:
         return torch.full(shape, xielu.PARTS[tensor.name.rpartition(".")[2]])
     initial = _initial(model, tensor.name)
@@ -65,18 +72,26 @@ def _published_parameter(model: ModelSpec, tensor: Tensor, shape: list[int], see
     return torch.randn(shape, generator=generator) * std
 
 
+def _of_streams(hyper: HyperConnections, name: str, shape: list[int]) -> torch.Tensor:
+    """A scale or base of streams that nothing mixes, as transformers begins with: a part reads their mean, but for what
+    its weights make of the streams."""
+    if name.endswith(".scale"):
+        return torch.full(shape, SCALE_OF_STREAMS)
+    base = torch.zeros(shape)
+    base[: hyper.hc_mult] = -log(hyper.hc_mult - 1)
+    return base
+
+
 def _initial(model: ModelSpec, name: str) -> str:
     """How a parameter is initialised: 'zeros', 'ones', 'rates', 'table' (experts in turn, each token's behind those of
     the one before), 'residual' or 'normal'. Its name decides; a traced model states it."""
     if model.graph is not None:
         return model.graph.parameter_named(name).initial
-    if name.endswith(
-        (".dt_bias", ".D", ".layer_scalar", ".per_expert_scale", "hc.scale", "hc_head.scale", "_compress_gate")
-    ):
+    if name.endswith((".dt_bias", ".D", ".layer_scalar", ".per_expert_scale", "_compress_gate", *_OF_STREAMS[:2])):
         return "ones"
     if name.endswith(".tid2eid"):
         return "table"
-    if name.endswith((".bias", "_bias", "hc.base", "hc_head.base", "_compress_ape")):
+    if name.endswith((".bias", "_bias", "_compress_ape", *_OF_STREAMS[2:])):
         return "zeros"
     if name.endswith(".A_log"):
         return "rates"

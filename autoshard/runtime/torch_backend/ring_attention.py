@@ -68,7 +68,8 @@ class Ring:
 class _Tile:
     """A tile of scores: rows of the local queries against columns of the keys at hand.
 
-    mask: [rows columns], True where a row sees a column; [batch rows columns] where documents are kept apart.
+    mask: [rows columns], True where a row sees a column; [batch rows columns] where documents are kept apart, or keys
+    were chosen.
     """
 
     rows: slice
@@ -77,12 +78,18 @@ class _Tile:
 
 
 def _tiles(
-    ring: Ring, source: int, heads: int, sequences: int, device: torch.device, starts: torch.Tensor | None = None
+    ring: Ring,
+    source: int,
+    heads: int,
+    sequences: int,
+    device: torch.device,
+    starts: torch.Tensor | None = None,
+    chosen: torch.Tensor | None = None,
 ) -> Iterator[_Tile]:
     """Yields the tiles of this rank's queries with rank `source`'s keys; the diagonal of a piece before the tiles left
     of it.
 
-    heads: of one sequence. sequences: of the microbatch. starts: as in ring_attention.
+    heads: of one sequence. sequences: of the microbatch. starts, chosen: as in ring_attention.
     """
     length = ring.piece_length
     at_once, few = tile_rows(heads, length, sequences)
@@ -101,6 +108,9 @@ def _tiles(
                     own = slice(start, start + rows)
                     keys = range(key_start + low, key_start + high)
                     mask = _inside(_of_chunks(mask, ring, query_start + first, rows, keys, device), starts, own, keys)
+                    if chosen is not None:
+                        seen = chosen[:, own, keys.start : keys.stop]
+                        mask = seen if mask is None else seen & mask
                     yield _Tile(own, slice(j * length + low, j * length + high), mask)
 
 
@@ -148,14 +158,17 @@ def ring_attention(
     ring: Ring,
     starts: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
+    chosen: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention of this rank's rows: q [batch kvhead group rows headdim], k and v [batch kvhead rows headdim] -> a
     tensor like q, with heads as wide as those of v, which may differ from those of k.
 
     starts [batch rows]: place in the sequence of the first key that a row sees; None: rows see all keys up to
-    themselves. sinks [kvhead group]: a score more in each row's softmax, which weighs no value.
+    themselves. sinks [kvhead group]: a score more in each row's softmax, which weighs no value. chosen [batch rows
+    keys], where all keys are here and there are sinks: whether a row sees a key.
     """
-    out: torch.Tensor = _RingAttention.apply(q, k, v, sinks, ring, starts)
+    assert chosen is None or (sinks is not None and ring.group is None), ring
+    out: torch.Tensor = _RingAttention.apply(q, k, v, sinks, ring, starts, chosen)
     return out
 
 
@@ -203,34 +216,38 @@ class _RingAttention(torch.autograd.Function):
         sinks: torch.Tensor | None,
         ring: Ring,
         starts: torch.Tensor | None,
+        chosen: torch.Tensor | None,
     ) -> torch.Tensor:
         accurate = torch.promote_types(q.dtype, torch.float32)
         batch, kv_heads, group = q.shape[:3]
         top = q.new_full((batch * kv_heads, q.shape[3] * group), float("-inf"), dtype=accurate)
         total, sums = torch.zeros_like(top), top.new_zeros(*top.shape, v.shape[-1])
+        if sinks is not None:  # first: a row may have chosen none of its first tile's keys
+            top.copy_(_of_rows(sinks, batch, q.shape[3]))
+            total.fill_(1.0)
         pair = _packed(k, v)
         for hop in range(ring.size):
             arriving = _next(pair, ring) if hop < ring.size - 1 else None
             source = (ring.index - hop) % ring.size
             keys = _by_heads(pair, k, v)
-            for tile in _tiles(ring, source, kv_heads * group, batch, q.device, starts):
+            for tile in _tiles(ring, source, kv_heads * group, batch, q.device, starts, chosen):
                 _attend(q, keys, tile, group, ring, top, total, sums)
             if arriving is not None:
                 pair = arriving()
-        if sinks is not None:
-            _attend_to_nothing(_of_rows(sinks, batch, q.shape[3]).to(accurate), top, total, sums)
         sums = sums.div_(total.unsqueeze(-1))
         by_rows = rearrange(
             sums, "(batch kvhead) (rows group) headdim -> batch rows kvhead group headdim", batch=batch, group=group
         ).to(q.dtype, memory_format=torch.contiguous_format)
         out = rearrange(by_rows, "batch rows kvhead group headdim -> batch kvhead group rows headdim")
-        ctx.save_for_backward(q, k, v, out, top.add_(total.log_()), *(() if sinks is None else (sinks,)))
+        more = (one for one in (sinks, chosen) if one is not None)
+        ctx.save_for_backward(q, k, v, out, top.add_(total.log_()), *more)
         ctx.ring, ctx.starts = ring, starts
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        q, k, v, out, log_sum_exp, *sinks = ctx.saved_tensors
+        q, k, v, out, log_sum_exp, *more = ctx.saved_tensors
+        sinks, chosen = more[:1], more[1] if len(more) > 1 else None
         ring: Ring = ctx.ring
         batch, kv_heads, group = q.shape[:3]
         grad = grads[0].to(q.dtype)
@@ -242,7 +259,7 @@ class _RingAttention(torch.autograd.Function):
             """Gradients of rank `source`'s keys and values by the local queries."""
             grad_pair = torch.zeros_like(pair, dtype=log_sum_exp.dtype)
             keys, grad_keys = _by_heads(pair, k, v), _by_heads(grad_pair, k, v)
-            for tile in _tiles(ring, source, kv_heads * group, batch, q.device, ctx.starts):
+            for tile in _tiles(ring, source, kv_heads * group, batch, q.device, ctx.starts, chosen):
                 _attend_backward(rows, keys, tile, group, ring, grad_keys)
             return grad_pair
 
@@ -273,7 +290,7 @@ class _RingAttention(torch.autograd.Function):
             weights = (_of_rows(sinks[0], batch, q.shape[3]).to(log_sum_exp.dtype) - log_sum_exp).exp_()
             by_head = (weights * through_sum).view(batch, kv_heads, -1, group).sum((0, 2))
             grad_sinks = by_head.neg_().to(sinks[0].dtype)
-        return by_queries, grad_k, grad_v, grad_sinks, None, None
+        return by_queries, grad_k, grad_v, grad_sinks, None, None, None
 
 
 def _next(pair: torch.Tensor, ring: Ring) -> Callable[[], torch.Tensor]:
@@ -328,7 +345,7 @@ def _attend(
     """Adds a tile to the running maximum, sum of exponentials and weighted sum of values of its rows, in place. q: all
     local queries [batch kvhead group rows headdim].
 
-    A row's first tile must show it something: `_tiles` yields the diagonal first.
+    A row's first tile must show it something, if it has no sink: `_tiles` yields the diagonal first.
     """
     k, v = (one[:, tile.columns] for one in pair)
     at = slice(tile.rows.start * group, tile.rows.stop * group)
@@ -339,15 +356,6 @@ def _attend(
     weights = scores.sub_(new_top.unsqueeze(-1)).exp_()
     total.mul_(fading).add_(weights.sum(-1))
     _add_product(sums.mul_(fading.unsqueeze(-1)), weights.to(v.dtype), v)
-    top.copy_(new_top)
-
-
-def _attend_to_nothing(sinks: torch.Tensor, top: torch.Tensor, total: torch.Tensor, sums: torch.Tensor) -> None:
-    """Adds a score to each row's maximum and sum of exponentials that weighs no value, in place. sinks: like top."""
-    new_top = torch.maximum(top, sinks)
-    fading = (top - new_top).exp_()
-    total.mul_(fading).add_((sinks - new_top).exp_())
-    sums.mul_(fading.unsqueeze(-1))
     top.copy_(new_top)
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # the name that torch's own documentation uses
 
 from autoshard.graph.partition import OperatorStep
-from autoshard.graph.stream_kinds import STREAM, STREAMS_AT_ONCE
+from autoshard.graph.stream_kinds import STREAM, STREAMS_AT_ONCE, has_mix
 from autoshard.runtime.torch_backend.context import Context, Kernel
 from autoshard.runtime.torch_backend.recomputing_ops import at_least_fp32
 from autoshard.runtime.torch_backend.run_again import Again, Slices
@@ -28,15 +28,20 @@ def mean_streams(context: Context, step: OperatorStep) -> Kernel:
 
 def stream_weights(context: Context, step: OperatorStep) -> Kernel:
     """The kernel of a token's weights: streams [batch, seq, stream, embed], fn [weights, stream, embed], base [weights]
-    and scale [1 or 3] -> [batch, seq, weights] in FP32, or FP64."""
+    and scale [1, 2 or 3] -> [batch, seq, weights] in FP32, or FP64."""
     attributes: Any = step.operator.attributes
     products = partial(_products, eps=attributes["eps"])
-    streams = context.graph.sizes[STREAM]
-    weights = partial(_weights, streams=streams, eps=attributes["balance_eps"], iterations=attributes["iterations"])
+    weights = partial(
+        _weights,
+        streams=context.graph.sizes[STREAM],
+        magnitude=attributes["magnitude"],
+        eps=attributes["balance_eps"],
+        iterations=attributes["iterations"],
+    )
 
     def run(x: torch.Tensor, fn: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
         at_once = STREAMS_AT_ONCE // x.shape[0]
-        wide, narrow = x.shape[2] * x.shape[3], 2 * attributes["iterations"] * fn.shape[0]
+        wide, narrow = x.shape[2] * x.shape[3], max(1, 2 * attributes["iterations"]) * fn.shape[0]
         made = Again.apply(products, Slices((1, None), max(1, at_once // wide)), x, fn)
         of_tokens = Slices((1, None, None), max(1, at_once // narrow))
         out: torch.Tensor = Again.apply(weights, of_tokens, made, *parameters)
@@ -53,7 +58,13 @@ def _products(x: torch.Tensor, fn: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def _weights(
-    products: torch.Tensor, base: torch.Tensor, scale: torch.Tensor, streams: int, eps: float, iterations: int
+    products: torch.Tensor,
+    base: torch.Tensor,
+    scale: torch.Tensor,
+    streams: int,
+    magnitude: float,
+    eps: float,
+    iterations: int,
 ) -> torch.Tensor:
     sizes = [streams, streams, streams**2][: len(scale)]
     raw = torch.split(products, sizes, -1)
@@ -61,12 +72,16 @@ def _weights(
         part * one + added
         for part, one, added in zip(raw, scale.to(raw[0].dtype), base.to(raw[0].dtype).split(sizes), strict=True)
     )
+    read = torch.sigmoid(pre) + eps
     if not more:
-        return torch.sigmoid(pre) + eps
-    post, mix = more
-    mix = torch.softmax(mix.unflatten(-1, (streams, streams)), -1) + eps
+        return read
+    post, *mixes = more
+    written = magnitude * torch.sigmoid(post)
+    if not mixes:
+        return torch.cat((read, written + eps), -1)
+    mix = torch.softmax(mixes[0].unflatten(-1, (streams, streams)), -1) + eps
     mix = _Balanced.apply(mix, eps, iterations)
-    return torch.cat((torch.sigmoid(pre) + eps, 2 * torch.sigmoid(post), mix.flatten(-2)), -1)
+    return torch.cat((read, written, mix.flatten(-2)), -1)
 
 
 class _Balanced(torch.autograd.Function):
@@ -128,12 +143,40 @@ class _Collapse(torch.autograd.Function):
 def expand_streams(context: Context, step: OperatorStep) -> Kernel:
     """The kernel of the next residual: y [batch, seq, embed], streams [batch, seq, stream, embed] and their weights ->
     streams."""
+    function: Any = _Expand if has_mix(context.graph, step.operator.inputs[2]) else _Add
 
     def run(y: torch.Tensor, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = _Expand.apply(y, x, weights)
+        out: torch.Tensor = function.apply(y, x, weights)
         return out
 
     return run
+
+
+class _Add(torch.autograd.Function):
+    """Stream k: post[k] y plus stream k, added up in the dtype of the weights. Keeps y and the weights."""
+
+    @staticmethod
+    def forward(ctx: Any, y: torch.Tensor, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(y, weights)
+        ctx.streams, out = x.shape[2], torch.empty_like(x)
+        for stream, post in enumerate(_of_parts(weights, ctx.streams)):
+            out[:, :, stream] = torch.addcmul(x[:, :, stream], y, post)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        (y, weights), (grad,) = ctx.saved_tensors, grads
+        to_y, to_weights = torch.zeros_like(y, dtype=weights.dtype), torch.zeros_like(weights)
+        for stream, post in enumerate(_of_parts(weights, ctx.streams)):
+            one = grad[:, :, stream]
+            to_y.addcmul_(one, post)
+            to_weights[..., ctx.streams + stream] = (one.to(weights.dtype) * y).sum(-1)
+        return to_y.to(y.dtype), grad, to_weights
+
+
+def _of_parts(weights: torch.Tensor, streams: int) -> tuple[torch.Tensor, ...]:
+    """The weights of a part's output in each stream, [batch, seq, 1] each."""
+    return weights[..., streams : 2 * streams].split(1, -1)
 
 
 class _Expand(torch.autograd.Function):
