@@ -118,6 +118,7 @@ MODELS: dict[str, tuple[str, str, int]] = {
     "glm_moe_dsa": ("glm-5", "h800-80gb", 64),
     "deepseek_v4": ("deepseek-v4-flash", "h800-80gb", 32),
     "glm5_next_text": ("glm-5.3-flash", "h800-80gb", 32),
+    "hy_v4": ("hy4-preview", "h800-80gb", 128),
 }
 """model_type -> (model, instance, nodes)."""
 BACKEND = "torch"

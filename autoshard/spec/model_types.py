@@ -362,6 +362,14 @@ _BUILT_IN = {
         needs=(*_CHOOSES, "hyper_connections"),
         may_have=("clamped_gate", "indexer_types"),
     ),
+    "hy_v4": Family(
+        "hy_v4",
+        experts=_SHARED,
+        counts_shared_experts=True,
+        gates_attention=EACH_NUMBER,
+        needs=(*_CHOOSES, "hyper_connections"),
+        may_have=("clamped_gate", "indexer_types"),
+    ),
     TRACED: Family("traced", is_published=False, activations=(TRACED,), experts=_MIXTURE, has_optional_experts=True),
 }
 FAMILIES = Table[Family]("models", lambda value: isinstance(value, Family), "a Family", _BUILT_IN)

@@ -54,6 +54,7 @@ class Defaults:
     shared: int = 1
     tied: bool = False
     qk_rope_head_dim: int = 64
+    interleave: bool = True
 
 
 THIRD = Defaults()
@@ -128,6 +129,8 @@ def read_with_latent(config: Config, model_type: str, defaults: Defaults, **more
     heads = config.integer("num_attention_heads", at_most=MOST_REPEATED)
     if "rope_theta" not in more:
         more["rope_theta"], more["rope_scaling"] = rope(config, 10_000.0)
+    if "num_key_value_heads" not in more:
+        more["num_key_value_heads"] = config.value("num_key_value_heads", heads)
     if "max_position_embeddings" not in more:
         more["max_position_embeddings"] = config.value("max_position_embeddings")
     latent = LatentAttention(
@@ -135,7 +138,7 @@ def read_with_latent(config: Config, model_type: str, defaults: Defaults, **more
         kv_lora_rank=config.integer("kv_lora_rank", defaults.kv_lora_rank),
         qk_rope_head_dim=turned,
         v_head_dim=config.integer("v_head_dim", defaults.v_head_dim),
-        rope_interleave=True if model_type == "deepseek_v2" else config.switch("rope_interleave", True),
+        rope_interleave=True if model_type == "deepseek_v2" else config.switch("rope_interleave", defaults.interleave),
     )
     return ModelSpec(
         name=config.name,
@@ -143,7 +146,6 @@ def read_with_latent(config: Config, model_type: str, defaults: Defaults, **more
         hidden_size=config.value("hidden_size"),
         num_hidden_layers=config.value("num_hidden_layers"),
         num_attention_heads=heads,
-        num_key_value_heads=config.value("num_key_value_heads", heads),
         head_dim=unturned + turned,
         vocab_size=config.value("vocab_size"),
         hidden_act=config.value("hidden_act", "silu"),

@@ -688,6 +688,26 @@ MODELS["glm 5.3 of 6 heads"] = replace(
     hyper_connections=HyperConnections(hc_mult=2, hc_sinkhorn_iters=1, hc_eps=1e-6),
     indexer=Indexer(index_n_heads=4, index_head_dim=8, index_topk=6, index_kpool=3),
 )
+MODELS["hy4"] = replace(
+    MODELS["deepseek v3.2"],
+    model_type="hy_v4",
+    latent_attention=LatentAttention(24, 12, 8, 10, rope_interleave=False),
+    hyper_connections=HyperConnections(hc_mult=4, hc_sinkhorn_iters=None, hc_eps=1e-6, hc_magnitude=1.5),
+    indexer=Indexer(6, 12, 5, turns_end=True, key_norm_eps=LLAMA.norm_eps),
+    indexer_types=("full", "full", "shared", "shared"),
+    attention_scores=AttentionScores(sinks=True),
+    clamped_gate=ClampedGate(0.1, cuts_before_silu=True),
+)
+MODELS["hy4 of 6 heads"] = replace(
+    MODELS["hy4"],
+    num_attention_heads=6,
+    num_key_value_heads=6,
+    hyper_connections=HyperConnections(hc_mult=2, hc_sinkhorn_iters=None, hc_eps=1e-6),
+    latent_attention=LatentAttention(24, 12, 8, 10),
+    indexer=Indexer(4, 12, 5, True, turns_end=True, key_norm_eps=LLAMA.norm_eps),
+    indexer_types=(),
+    rope_scaling=None,
+)
 MODELS["youtu"] = replace(
     LLAMA,
     model_type="youtu",

@@ -1044,6 +1044,28 @@ CASES[4] |= {
     "one choice for two blocks, ep x tp": ("glm 5.2", strategy(tp=2, dp=2, ep=2), 2),
 }
 
+CASES[2] |= {
+    "hy4, tp": ("hy4", strategy(tp=2, recompute="attention_up+core_attention"), 2),
+    "hy4, tp, no sequence parallel, plain": ("hy4 of 6 heads", strategy(tp=2, sp=False, kernel="plain"), 2),
+    "hy4, tp, recompute around branches": ("hy4", strategy(tp=2, recompute="attention_norm+mlp_norm+residual"), 2),
+    "hy4, pp, uneven, zero bubble": (
+        "hy4 of 6 heads",
+        strategy(pp=2, layers=(3, 1), schedule="zero_bubble", recompute=("attention", "mlp")),
+        3,
+    ),
+    "hy4, pp, interleaved": ("hy4 of 6 heads", strategy(pp=2, vpp=2), 2),
+    "hy4, dp, ep, ZeRO-2": ("hy4 of 6 heads", strategy(dp=2, ep=2, zero=2, mbs=2), 2),
+    "hy4, dp, ZeRO-3": ("hy4", strategy(dp=2, zero=3, mbs=2), 2),
+    "hy4, cp, ep over cp": ("hy4", strategy(cp=2, ep=2, recompute="full"), 2),
+    "hy4, cp, ep over cp, plain": ("hy4", strategy(cp=2, ep=2, kernel="plain"), 2),
+}
+CASES[4] |= {
+    "hy4, tp x cp": ("hy4", strategy(tp=2, cp=2, ep=2), 2),
+    "hy4, tp x pp": ("hy4 of 6 heads", strategy(tp=2, pp=2, layers=(3, 1), recompute="full"), 3),
+    "hy4, ep x tp": ("hy4", strategy(tp=2, dp=2, ep=2, sp=False), 2),
+    "hy4, padded heads": ("hy4 of 6 heads", strategy(tp=4), 2),
+}
+
 MOST_OF_A_FAMILY, MOST_OF_A_LAYOUT = 1, 1
 """How many layouts of each of LATER_FAMILIES are tried, and how many families with the same layout where there are more
 than two ranks: the first ones. With two ranks a family is tried that no more ranks try and that has an operator of a
@@ -1073,6 +1095,7 @@ LATER_FAMILIES = (
         "helium",
         "deepseek_v4",
         "glm5_next_text",
+        "hy_v4",
     ),
 )
 FURTHER = {

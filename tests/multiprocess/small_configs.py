@@ -1446,3 +1446,24 @@ CONFIGS["glm 5.3, one choice for two blocks"] = {
     "linear_num_heads": 4,
     "indexer_types": ["shared", "full", "shared"],
 }
+HY4 = {
+    **{key: value for key, value in SPARSE.items() if key != "first_k_dense_replace"},
+    "model_type": "hy_v4",
+    "n_shared_experts": 1,
+    "num_key_value_heads": 2,
+    "swiglu_limit": 0.3,
+    **NO_TOKENS,
+}
+CONFIGS["hy4"] = {**HY4, "hc_magnitude": 1.5, "hc_eps": 0.01}
+"""Every head has keys, whatever the config says; the third block sees the keys that the second one chose."""
+CONFIGS["hy4, two streams, sparse blocks, YaRN"] = {
+    **HY4,
+    "num_hidden_layers": 4,
+    "indexer_types": ["full", "shared", "shared", "full"],
+    "hc_mult": 2,
+    "index_head_dim": 8,
+    "mlp_layer_types": ["sparse", "dense", "sparse", "sparse"],
+    "norm_topk_prob": False,
+    "tie_word_embeddings": True,
+    "rope_parameters": YARN,
+}

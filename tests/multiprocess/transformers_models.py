@@ -125,12 +125,21 @@ def _fill(model: Any) -> None:
 
 def save(model: Any, folder: Path) -> None:
     """As published, which transformers reads, but does not write: the MLP of Kimi Linear's blocks without experts has a
-    name of its own, and so has OLMo Hybrid's norm behind attention, whose convolutions are as wide as what they see."""
+    name of its own, and so has OLMo Hybrid's norm behind attention, whose convolutions are as wide as what they see;
+    Hy4's weights of streams lie in another order of modules, and its MLPs have no linear_gate."""
     model.save_pretrained(folder)
     file = folder / "model.safetensors"
     if model.config.model_type == "kimi_linear":
         tensors = {
             re.sub(r"block_sparse_moe\.(\w+_proj)\b", r"mlp.\1", name): one for name, one in load_file(file).items()
+        }
+    elif model.config.model_type == "hy_v4":
+        tensors = {
+            re.sub(r"hc_pre\.hc_(attn|mlp)_layer", r"hc_\1_layer.hc_pre", name)
+            .replace("hc_pre.hc_head.", "hc_head.")
+            .replace("mlp.linear_gate", "mlp.gate_proj")
+            .replace("shared_experts.linear_gate", "shared_experts.gate_proj"): one
+            for name, one in load_file(file).items()
         }
     elif model.config.model_type == "olmo_hybrid":
         tensors = dict(load_file(file))

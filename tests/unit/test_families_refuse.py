@@ -283,12 +283,29 @@ STEP_WINDOWS = {"layer_types": ["full_attention", *["sliding_attention"] * 3], "
                 "glm5_next_text has it"
             ),
         ),
+        *(
+            ("hy_v4", {**DEEPSEEK, key: value}, f"{key}={value!r} of m is not supported; {known} is")
+            for key, value, known in (
+                ("gating_type", "headwise", "elementwise"),
+                ("learnable_sink", False, "True"),
+                ("gated_mla", False, "True"),
+                ("enable_ihc", False, "True"),
+                ("use_dsa", False, "True"),
+                ("attention_bias", True, "False"),
+            )
+        ),
+        ("hy_v4", {**DEEPSEEK, "swiglu_limit": 0.0}, "swiglu_limit=0.0 of m must be a finite number above 0"),
+        (
+            "hy_v4",
+            {**DEEPSEEK, "layer_types": ["full_attention"] * 4},
+            "layer_types='full_attention' of m must be one of: indexed_attention, deepseek_sparse_attention",
+        ),
         (
             "mixtral",
             {"num_local_experts": 8, "num_experts_per_tok": 2, "hc_mult": 4},
             (
                 "hc_mult=4 of m is not a key of model_type=mixtral, which would be another model without it; "
-                "deepseek_v4 or glm5_next_text has it"
+                "deepseek_v4 or glm5_next_text or hy_v4 has it"
             ),
         ),
         ("falcon_h1", {"attention_bias": True}, "attention_bias=True of m is not supported; False is"),

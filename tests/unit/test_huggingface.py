@@ -52,6 +52,8 @@ def latent_parameters(model: ModelSpec) -> int:
     down = hidden * (latent.kv_lora_rank + latent.qk_rope_head_dim) + latent.kv_lora_rank
     pairs = latent.kv_lora_rank * heads * (model.head_dim - latent.qk_rope_head_dim + latent.v_head_dim)
     gate = heads * hidden if model.model_type == "bailing_hybrid" else 0
+    if model.model_type == "hy_v4":  # a gate of each number, and sinks
+        gate = heads * latent.v_head_dim * hidden + heads
     block = up + down + pairs + heads * latent.v_head_dim * hidden + gate
     mlps = mlp_parameters(model) if model.is_moe else model.num_hidden_layers * 3 * hidden * model.intermediate_size
     tables = (1 if model.tie_word_embeddings else 2) * model.vocab_size * hidden
@@ -61,15 +63,18 @@ def latent_parameters(model: ModelSpec) -> int:
     )
     behind = model.num_sparse_layers * hidden if model.model_type == "axk1" else 0  # a norm behind experts
     mixers += model.num_hidden_layers * stream_parameters(model)
+    if model.model_type == "hy_v4":  # the head weighs four streams
+        mixers += 4 * (4 * hidden + 1) + 1
     return tables + mixers + model.num_hidden_layers * 2 * hidden + mlps + behind + hidden
 
 
 def stream_parameters(model: ModelSpec) -> int:
-    """Those of both parts of a block that mix the streams of a residual, if there are several."""
+    """Those of both parts of a block that weigh the streams of a residual, if there are several."""
     if (hyper := model.hyper_connections) is None:
         return 0
-    weights = hyper.hc_mult * (hyper.hc_mult + 2)
-    return 2 * (weights * hyper.hc_mult * model.hidden_size + weights + 3)
+    mixes = hyper.hc_sinkhorn_iters is not None
+    weights = hyper.hc_mult * (hyper.hc_mult + 2) if mixes else 2 * hyper.hc_mult
+    return 2 * (weights * hyper.hc_mult * model.hidden_size + weights + (3 if mixes else 2))
 
 
 def compressed_parameters(model: ModelSpec) -> int:

@@ -111,6 +111,21 @@ def test_what_attention_keeps_of_its_mask_by_hand() -> None:
     assert mask not in kept_activations(block_program(TINY, {}), "full")
 
 
+def test_attention_with_sinks_keeps_the_mask_as_it_is() -> None:
+    """64 x 64 of one byte: scores of chosen keys are computed in tiles, for torch's fused attention has no sinks."""
+    model, mask = MODELS["hy4"], f"{PREFIX}core_attention:mask_in_numbers"
+    assert kept_activations(block_program(model, {}), "none")[mask] == SEQ * SEQ
+    assert mask not in kept_activations(block_program(model, {}, kernel="plain"), "none")
+    program = block_program(model, {})
+    (attends,) = (op for op in program.graph.operators if op.kind == "attention")
+    assert [program.graph.tensors[name].dims for name in attends.inputs[3:]] == [
+        ("batch", "seq", "key"),
+        ("kvhead", "group"),
+    ]
+    tile = KINDS["attention"].tile_bytes(attends, program.graph, program.graph.sizes)
+    assert tile == (2 * 4 + 2) * 8 * 64 * 64  # probabilities, their gradient, and that in BF16, of 8 heads
+
+
 @pytest.mark.parametrize("sp", [True, False])
 def test_ranks_of_tp_share_the_queries_where_they_share_the_sequence(sp: bool) -> None:
     """Each then gathers the keys, which are narrow, and behind it the mask; else each computes the whole of it."""
@@ -207,7 +222,8 @@ def test_what_a_config_leaves_out() -> None:
             {**CONFIG, "model_type": "deepseek_v3"},
             (
                 "index_topk=5 of m is not a key of model_type=deepseek_v3, which would be another model without it; "
-                "deepseek_v32 or glm_moe_dsa or deepseek_v4 or glm5_next_text has it"
+                "deepseek_v32 or glm_moe_dsa or deepseek_v4 or glm5_next_text or hy_v4 "
+                "has it"
             ),
         ),
     ],
@@ -279,7 +295,7 @@ def test_what_blocks_that_see_one_choice_cannot_have() -> None:
         replace(TINY, indexer_types=model.indexer_types)
     assert str(raised.value) == (
         "indexer_types of tiny-llama must be absent: no block of model_type=deepseek_v32 sees the keys that another "
-        "one's indexer chose; blocks of glm_moe_dsa, glm5_next_text may"
+        "one's indexer chose; blocks of glm_moe_dsa, glm5_next_text, hy_v4 may"
     )
     mixed = MODELS["glm 5.3, one choice for two blocks"]
     for types, said in (

@@ -239,6 +239,36 @@ def test_how_fast_channels_of_glm_5_3_fade_at_most(keys: dict[str, Any], bound: 
     assert linear is not None and linear.kda_lower_bound == bound
 
 
+def test_what_a_hy4_config_leaves_out() -> None:
+    model = read("hy_v4", **DEEPSEEK, num_key_value_heads=8)
+    assert (model.num_key_value_heads, model.head_dim, model.norm_eps, model.rope_theta) == (32, 256, 1e-5, 1e4)
+    assert model.latent_attention == LatentAttention(1536, 512, 64, 256, rope_interleave=False)
+    assert model.indexer == Indexer(16, 128, 2048, turns_end=True, key_norm_eps=1e-5)
+    assert model.hyper_connections == HyperConnections(4, None, 1e-6, hc_magnitude=2.0)
+    assert model.router == Router("sigmoid", "noaux_tc", 1, 1, 2.827)
+    assert model.clamped_gate == ClampedGate(10.0, cuts_before_silu=True)
+    assert (model.gate_types, model.attention_scores) == ((), AttentionScores(sinks=True))
+    assert model.mlp_layer_types == ("dense", "sparse", "sparse", "sparse")
+    assert (model.dense_intermediate_size, model.shared_expert_intermediate_size) == (1536, 64)
+    assert model.indexer_types == ("full", "full", "shared", "shared")
+    other = read(
+        "hy_v4",
+        **DEEPSEEK,
+        num_hidden_layers=7,
+        rope_interleave=True,
+        rms_norm_eps=1e-6,
+        layer_types=["deepseek_sparse_attention"] * 7,
+        hc_mult=2,
+        hc_magnitude=1.5,
+        swiglu_limit=7,
+    )
+    assert other.indexer_types == ("full", "full", "shared", "shared", "shared", "full", "shared")
+    assert other.indexer == Indexer(16, 128, 2048, True, turns_end=True, key_norm_eps=1e-6)
+    assert read("hy_v4", **DEEPSEEK, indexer_types=["full"] * 4).indexer_types == ()
+    for one in (model, other):
+        assert from_config(to_config(one), one.name) == one
+
+
 def test_what_a_phi_config_leaves_out() -> None:
     model = read("phi")
     assert (model.rotary_dim, model.rope_theta, model.norm_eps, model.normalization) == (64, 1e4, 1e-5, "layernorm")

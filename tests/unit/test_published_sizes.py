@@ -68,6 +68,8 @@ PUBLISHED: tuple[tuple[str, Callable[[ModelSpec], int], str, str], ...] = (
     ("deepseek-v4-pro", active, "49e9", "abstract of arXiv 2606.19348"),
     ("glm-5.3-flash", with_module(parameter_count), "3.2e11", "transformers' page on it, with what sees besides"),
     ("glm-5.3-flash", with_module(active), "18e9", "transformers' page on it, with what sees besides"),
+    ("hy4-preview", parameter_count, "770e9", "README of Tencent-Hunyuan/Hy4-preview"),
+    ("hy4-preview", active, "49e9", "README of Tencent-Hunyuan/Hy4-preview"),
     ("kimi-k2", parameter_count, "1e12", "README of MoonshotAI/Kimi-K2"),
     ("kimi-k2", active, "32e9", "README of MoonshotAI/Kimi-K2"),
     ("dbrx", parameter_count, "132e9", "README of databricks/dbrx"),
