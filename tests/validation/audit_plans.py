@@ -169,6 +169,26 @@ PLANS: dict[str, tuple[str, int, dict[str, Any]]] = {
         2,
         {"cp": 2, "dp": 32, "ep": 64, "attention_kernel": "plain", "recompute": "full", "sequence_length": 1024},
     ),
+    "one choice for several blocks, tp, ZeRO-3": (
+        "glm-5.2",
+        3,
+        {"tp": 4, "dp": 16, "ep": 16, "zero": 3, "recompute": "attention_up+core_attention", "sequence_length": 2048},
+    ),
+    "one choice for several blocks, cp, ZeRO-3": (
+        "glm-5.2",
+        2,
+        {"cp": 2, "dp": 32, "ep": 64, "zero": 3, "recompute": "full", "sequence_length": 1024},
+    ),
+    "pools of keys, tp, ZeRO-3": (
+        "glm-5.3-flash",
+        3,
+        {"tp": 4, "dp": 16, "ep": 16, "zero": 3, "recompute": "attention_up+core_attention", "sequence_length": 2048},
+    ),
+    "pools of keys, pp, ZeRO-2": (
+        "glm-5.3-flash",
+        4,
+        {"pp": 2, "dp": 16, "ep": 16, "zero": 2, "recompute": "mlp", "sequence_length": 1024},
+    ),
     "latent attention": ("deepseek-v2-lite", 4, {"tp": 2, "pp": 2, "dp": 4, "ep": 4, "recompute": "attention_up"}),
     "latent attention in a ring": (
         "deepseek-v2",
