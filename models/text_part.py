@@ -14,6 +14,8 @@ from autoshard.spec.model_types import TRACED
 TEXT = "text_config"
 TIED, QUANTIZED = "tie_word_embeddings", "quantization_config"
 """Keys that the whole may say of its text model."""
+LINEAR = "linear_attn_config"
+"""Key of a text model, no part of its own."""
 
 
 class Form(NamedTuple):
@@ -146,7 +148,7 @@ def other_parts(config: object) -> tuple[str, ...]:
     if not isinstance(config, Mapping) or not is_part(config):
         return ()
     parts = (key for key, value in config.items() if isinstance(value, Mapping) and key.endswith("_config"))
-    return tuple(key for key in parts if key not in (TEXT, QUANTIZED))
+    return tuple(key for key in parts if key not in (TEXT, QUANTIZED, LINEAR))
 
 
 def _is_family(config: Mapping[str, Any]) -> bool:

@@ -14,7 +14,7 @@ from autoshard.conversion.convert import Conversion, convert, open_source
 from autoshard.conversion.huggingface import huggingface_source
 from autoshard.errors import AutoshardError
 from autoshard.models.huggingface import from_config, read_dropout, read_other_parts, to_config
-from autoshard.models.registry import load_model
+from autoshard.models.registry import FOLDER, load_model
 from autoshard.models.text_part import OF_THE_SAME_FORM, is_part, other_parts, text_part
 from autoshard.models.weights import checkpoint_parts
 from autoshard.spec.model import ModelSpec
@@ -196,6 +196,16 @@ def test_a_whole_in_one_object_is_read() -> None:
     nested = {"model_type": "qwen2_5_vl", "text_config": {**QWEN, "model_type": "qwen2_5_vl_text"}}
     assert from_config(flat, "m") == from_config(nested, "m")
     assert (other_parts(flat), other_parts(nested)) == (("vision_config",), ())
+
+
+def test_glm_5_3_is_read_with_its_text_model_inside_or_in_one_object() -> None:
+    (file,) = FOLDER.glob("*/configs/glm-5.3-flash.json")
+    text = {**json.loads(file.read_text()), "index_share_for_mtp_iteration": True, "moe_router_dtype": "float32"}
+    del text["architectures"]
+    whole = {"architectures": ["Glm5NextForConditionalGeneration"], "model_type": "glm5_next", "vision_config": SIGHT}
+    for config in ({**whole, "text_config": text}, {**text, **whole}):
+        assert from_config(config, "glm-5.3-flash") == load_model("zai-org/GLM-5.3-Flash")
+        assert other_parts(config) == ("vision_config",)
 
 
 def test_a_config_that_is_a_familys_own_is_not_looked_into() -> None:
