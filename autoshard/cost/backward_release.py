@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from autoshard.graph.count import operator_steps, parameter_elements
-from autoshard.graph.partition import Program
+from autoshard.graph.partition import Program, is_projection
 from autoshard.graph.recompute import recomputing
 from autoshard.graph.weight_gradients import waiting_views
 
@@ -34,7 +34,8 @@ class Moments(NamedTuple):
     of this one and `after` one has given nothing back. weights: the operator whose weights have most elements has their
     gradients, which are all that is made if each operator's are added to their sum at once; those of this one alone.
     tiled: as `after`, of the steps that have a tile of scores; tile_bytes: of that tile, of a microbatch of any size; 0
-    without. most: bytes that the fullest step works with, without tiles.
+    without. most: bytes that the fullest step works with, without tiles. puts_off: whether a schedule may put off the
+    gradients of `weights`; those of experts it may not.
     """
 
     early: Moment = NO_MOMENT
@@ -46,6 +47,7 @@ class Moments(NamedTuple):
     tiled: Moment = NO_MOMENT
     tile_bytes: float = 0.0
     most: float = 0.0
+    puts_off: bool = True
 
 
 def moments(program: Program, held: Sequence[float], tiles: Sequence[float]) -> Moments:
@@ -58,9 +60,9 @@ def moments(program: Program, held: Sequence[float], tiles: Sequence[float]) -> 
     read = [_matrices(program, index) for index in range(len(program.steps))]
     late = _first_of_mlp(program, read)
     most, elements = max(held, default=0.0), parameter_elements(program)
-    weights = _of_largest_operator(program, held, most, elements)
+    weights, puts_off = _of_largest_operator(program, held, most, elements)
     if late is None:
-        return Moments(weights=weights, most=most)
+        return Moments(weights=weights, most=most, puts_off=puts_off)
     first = max(range(len(held)), key=held.__getitem__)
     after = max(held[:late], default=held[late])
     before = max(range(late, len(held)), key=held.__getitem__)
@@ -81,16 +83,23 @@ def moments(program: Program, held: Sequence[float], tiles: Sequence[float]) -> 
         Moment(most - in_tile, made(-int(place))) if tiled else NO_MOMENT,
         tile_bytes,
         most,
+        puts_off,
     )
 
 
-def _of_largest_operator(program: Program, held: Sequence[float], most: float, elements: Mapping[str, int]) -> Moment:
-    """Moments.weights. held: bytes at each step, less what was given back before. most: bytes at the fullest one."""
+def _of_largest_operator(
+    program: Program, held: Sequence[float], most: float, elements: Mapping[str, int]
+) -> tuple[Moment, bool]:
+    """Moments.weights and puts_off. held: bytes at each step, less what was given back before. most: bytes at the
+    fullest one."""
     learned = {tensor.name for tensor in program.graph.learned()}
     by_step = [{view for one in operator_steps(step) for view in one.inputs} & learned for step in program.steps]
     counts = [sum(elements[name] for name in names) for names in by_step]
     place = max(range(len(counts)), key=lambda step: (counts[step], held[step]), default=None)
-    return NO_MOMENT if place is None else Moment(most - held[place], _by_axes(program, by_step[place], elements))
+    if place is None:
+        return NO_MOMENT, True
+    puts_off = any(is_projection(program.graph, one.operator) for one in operator_steps(program.steps[place]))
+    return Moment(most - held[place], _by_axes(program, by_step[place], elements)), puts_off
 
 
 def _by_axes(program: Program, names: Iterable[str], elements: Mapping[str, int]) -> dict[tuple[str, ...], int]:

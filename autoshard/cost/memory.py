@@ -220,17 +220,24 @@ def _handed_over(rank: Rank, state: State) -> Number:
     return reduce(largest, map(sum, zip(*kinds, strict=True)))
 
 
-def _at_once_bytes(rank: Rank, state: State, parameter_bytes: int) -> list[Number]:
-    """Bytes of gradients of weights that are there at one time, less what backward has given back by then of what it
-    works with most, by kind, in the order of Rank.kinds; none where they travel in every microbatch, which counts them.
-    Where gradients are put off, that backward is over, and what its blocks kept of the microbatch is gone but for what
-    waits."""
-    found: list[Number] = []
-    for elements, back in state.at_once or [(state.block.at_once, state.block.back_at_once)] * len(rank.kinds):
-        gone = back * rank.hidden_bytes
-        if rank.weights_apart:
-            gone = rank.most_blocks * largest(0.0, rank.block.kept_bytes - rank.block.weights_waiting_bytes)
-        found.append(where(state.travels, -inf, elements * parameter_bytes - gone) if anywhere(elements) else -inf)
+def _at_once_bytes(rank: Rank, state: State, parameter_bytes: int) -> list[tuple[Number, Number]]:
+    """Bytes of gradients of weights that are there at one time, by kind, in the order of Rank.kinds: in backward, less
+    what it has given back by then of what it works with most, and behind it. -inf for none, as where they travel in
+    every microbatch, which counts them. Where gradients are put off they come behind it: what its blocks kept of the
+    microbatch is gone but for what waits."""
+    found: list[tuple[Number, Number]] = []
+    of_block = state.block.at_once, state.block.back_at_once, state.block.in_backward
+    for elements, back, in_backward in state.at_once or [of_block] * len(rank.kinds):
+        if not anywhere(elements):
+            found.append((-inf, -inf))
+            continue
+        gradients = where(state.travels, -inf, elements * parameter_bytes)
+        at_work = gradients - back * rank.hidden_bytes
+        if not rank.weights_apart:
+            found.append((at_work, -inf))
+            continue
+        gone = rank.most_blocks * largest(0.0, rank.block.kept_bytes - rank.block.weights_waiting_bytes)
+        found.append((where(in_backward > 0, at_work, -inf), where(in_backward > 0, -inf, gradients - gone)))
     return found
 
 
@@ -473,11 +480,11 @@ def _backwards(rank: Rank, software: Software, state: State, parameter_bytes: in
         for _, block, count in last.behind:
             given_back = given_back + count * _given_back(rank, block, _kept_by(rank, block, software))
         runs_again = part.segment_bytes, part.again_bytes, part.replay_bytes
+        # of a set of several segments it is not known which ran again: the largest of them counts
+        at_work, later = gradients[kind]
+        working = added(working, largest(0.0, at_work + part.segment_bytes - part.replay_bytes), table)
         if rank.weights_apart:
-            working = largest(working + part.for_weights_bytes, gradients[kind])
-        else:
-            # of a set of several segments it is not known which ran again: the largest of them counts
-            working = added(working, largest(0.0, gradients[kind] + part.segment_bytes - part.replay_bytes), table)
+            working = largest(working + part.for_weights_bytes, later)
         if not kind and rank.ends:
             of_ends = (_of_ends(rank, name) for name in ("segment_bytes", "again_bytes", "replay_bytes"))
             runs_again = tuple(map(largest, runs_again, of_ends))

@@ -203,7 +203,8 @@ class Unit(NamedTuple):
     Of gradients beside their sums: handed_over: elements that a backward has all together at its end, a microbatch's
     that do not travel; else at_once: of those that it has at one time, back_at_once: activations that are gone by then,
     in hidden activations of a microbatch, and head_at_once: elements of the head's table where the losses of two
-    modules read it. 0.0 in all rows where none has any."""
+    modules read it; in_backward: 1 where no schedule puts off at_once, such as gradients of experts. 0.0 in all rows
+    where none has any."""
 
     parameters: Number
     owned: Number
@@ -215,6 +216,7 @@ class Unit(NamedTuple):
     at_once: Number = 0.0
     back_at_once: Number = 0.0
     head_at_once: Number = 0.0
+    in_backward: Number = 0.0
 
     @property
     def weights(self) -> Number:
@@ -242,7 +244,7 @@ class Unit(NamedTuple):
         return held._replace(travelling=Travelling._make((*numbers, turns)))
 
 
-MAY_BE_NONE = ("copies_bytes", "frozen", "handed_over", "at_once", "back_at_once", "head_at_once")
+MAY_BE_NONE = ("copies_bytes", "frozen", "handed_over", "at_once", "back_at_once", "head_at_once", "in_backward")
 """Fields of Unit that are a plain 0.0 where no row has any."""
 
 
@@ -252,7 +254,7 @@ class State(NamedTuple):
 
     kinds: the units of the model's kinds of blocks, where it has several; `block` is then of its first one, or the mean
     of those that `of` was asked for. turns: of each of these, whether it is there, and what of it travels. at_once: of
-    each of these, at_once and back_at_once.
+    each of these, at_once, back_at_once and in_backward.
     shares: whether other ranks keep the rest of a rank's optimizer state, so that gradients and parameters travel in
     buckets. owners: how many ranks share a table. gathers: 1 under ZeRO-3, else 0. travels: which rows are under ZeRO-2
     or -3; False where none is.
@@ -267,7 +269,7 @@ class State(NamedTuple):
     travels: Any
     kinds: Mapping[int, Unit] = {}
     turns: Sequence[tuple[Any, Turns]] = ()
-    at_once: Sequence[tuple[Number, Number]] = ()
+    at_once: Sequence[tuple[Number, Number, Number]] = ()
 
     def of(self, kinds: Iterable[tuple[int, Number]]) -> State:
         """The state as a stage or a rank with these blocks has it, (kind, how many): `block` is their mean."""
@@ -275,7 +277,7 @@ class State(NamedTuple):
             return self
         units, counts = zip(*((self.kinds[kind], count) for kind, count in kinds), strict=True)
         turns = tuple((share > 0, unit.travelling.turns) for share, unit in zip(shares(counts), units, strict=True))
-        at_once = [(unit.at_once, unit.back_at_once) for unit in units]
+        at_once = [(unit.at_once, unit.back_at_once, unit.in_backward) for unit in units]
         return self._replace(block=mean_unit(units, counts), turns=turns, at_once=at_once)
 
     def take(self, rows: Any) -> State:
@@ -386,15 +388,15 @@ def mesh_state(
         element_bytes = DTYPE_BYTES[precision.parameter_dtype]
         more_bytes = precision.products.held_bytes(element_bytes, zero) - element_bytes
 
-    def gradients_of(of: Contents, staying: float, is_block: bool) -> tuple[float, float, float, float]:
+    def gradients_of(of: Contents, staying: float, is_block: bool) -> tuple[float, float, float, float, float]:
         if hands_over == "nothing":
-            return 0.0, 0.0, 0.0, 0.0
+            return 0.0, 0.0, 0.0, 0.0, 0.0
         if hands_over == "stages":
-            return staying * precision.sums_apart, 0.0, 0.0, 0.0
+            return staying * precision.sums_apart, 0.0, 0.0, 0.0, 0.0
         if is_block and hands_over == "regions":
-            return 0.0, staying, 0.0, 0.0
-        back, made = of.moments.weights
-        return 0.0, float(sum(made.values())), back / hidden_bytes, float(of.head_gradients)
+            return 0.0, staying, 0.0, 0.0, 0.0
+        (back, made), in_backward = of.moments.weights, float(is_block and not of.moments.puts_off)
+        return 0.0, float(sum(made.values())), back / hidden_bytes, float(of.head_gradients), in_backward
 
     def unit(of: Contents, is_block: bool = False, reads_table_once: bool = False) -> Unit:
         counts, matrices, _, times, quantized, frozen, chunks_loss, *_ = of

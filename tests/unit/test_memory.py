@@ -388,6 +388,28 @@ def test_telling_ranks_hold_the_fullest(layers: tuple[int, ...]) -> None:
     assert max(totals[rank] for rank in telling_ranks(s, parts, 16)) == max(totals)
 
 
+def test_gradients_of_experts_are_not_put_off() -> None:
+    """Those of w2 come while backward goes on, where the schedule puts those of projections off: audits of mixtures
+    with one block on a stage found 2 to 5 % more than was planned. A block without experts has none by then."""
+    sizes: dict[str, Any] = {"num_hidden_layers": 2, "intermediate_size": 1024}
+    names = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size")
+    small: dict[str, Any] = {name: getattr(MODEL, name) for name in names} | {"num_local_experts": 4}
+    s = strategy(pp=2, schedule="zero_bubble", stage_layers=(1, 1))
+    for model, w2 in (
+        (replace(load_model("mixtral-8x7b"), **sizes, **small), 4 * 64 * 1024),
+        (replace(MODEL, **sizes), 0),
+    ):
+        block = strategy_parts(model, TRAINING, cluster_of(s), s)[0].block
+        (back, made), of_backward = block.moments.weights, block.working_bytes + block.for_weights_bytes
+        of_weights = 2 * sum(made.values())
+        if w2:
+            assert of_weights == 2 * w2 > back
+            expected = of_backward + of_weights - back
+        else:
+            expected = max(of_backward, of_weights - (block.kept_bytes - block.weights_waiting_bytes))
+        assert terms(s, 0, model=model)["working buffers"] == expected
+
+
 def test_terms_are_named_once_and_end_with_the_reserve() -> None:
     assert tuple(terms(strategy())) == MEMORY_TERMS
     assert len(set(MEMORY_TERMS)) == len(MEMORY_TERMS)

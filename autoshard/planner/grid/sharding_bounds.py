@@ -90,7 +90,7 @@ def _among(tp: int, unit: Contents) -> Contents:
     return Contents(
         parameters,
         matrices,
-        moments=Moments(weights=weights),
+        moments=Moments(weights=weights, puts_off=unit.moments.puts_off),
         frozen=unit.frozen // tp,
         chunks_loss=unit.chunks_loss,
         head_gradients=unit.head_gradients // tp,
