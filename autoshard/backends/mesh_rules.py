@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import accumulate
 
 from autoshard.backends.problem import Draft, Problem, Rule, divisors, fitting
 from autoshard.backends.registry import ANYWHERE, BACKENDS
@@ -17,6 +18,7 @@ from autoshard.layout.mesh import (
 )
 from autoshard.models.padding import heads_of_kinds, key_value_heads
 from autoshard.spec.cluster import Cluster
+from autoshard.spec.model_types import OWN_INDEXER
 
 
 def world_is_filled(problem: Problem, draft: Draft) -> str | None:
@@ -140,6 +142,10 @@ def tp_divides_groups(problem: Problem, draft: Draft) -> str | None:
     )
 
 
+MOST_NAMED = 8
+"""Blocks that an error names."""
+
+
 def sequence_has_entries(problem: Problem, draft: Draft) -> str | None:
     """An entry stands for a whole piece of the sequence."""
     compressed, length = problem.model.compressed_attention, problem.training.sequence_length
@@ -152,12 +158,23 @@ def sequence_has_entries(problem: Problem, draft: Draft) -> str | None:
 
 
 def choices_stay_on_a_stage(problem: Problem, draft: Draft) -> str | None:
-    """A stage sends the residual alone to the next one."""
-    if draft.pp == 1 or not problem.model.indexer_types:
+    """A stage sends the residual alone to the next one: each begins with a block that has an indexer.
+
+    Where no stage_layers are written, a search may cut elsewhere.
+    """
+    model = problem.model
+    if draft.pp * draft.num_virtual_stages == 1 or not model.indexer_types:
         return None
+    own = [layer for layer, word in enumerate(model.indexer_types) if word == OWN_INDEXER]
+    begins = [*accumulate(draft.stage_layers)][:-1]
+    if draft.stage_layers and all(layer in own or layer >= model.num_hidden_layers for layer in begins):
+        return None
+    others = ", ".join(map(str, own[:MOST_NAMED])) + (", ..." if len(own) > MOST_NAMED else "")
+    cut = f" stage_layers={list(draft.stage_layers)}" if draft.stage_layers else ""
     return (
-        f"pp={draft.pp}: blocks of {problem.model.name} see the keys that an indexer before them chose, and no stage "
-        "sends its choice to the next one; use pp=1"
+        f"pp={draft.pp}{cut}: blocks of {model.name} see the keys that an indexer before them chose, and no stage "
+        f"sends its choice to the next one; use pp=1, or stage_layers by which stages begin with some of the blocks "
+        f"{others}"
     )
 
 

@@ -1053,6 +1053,7 @@ CASES[2] |= {
         strategy(pp=2, layers=(3, 1), schedule="zero_bubble", recompute=("attention", "mlp")),
         3,
     ),
+    "hy4, pp, a choice on each stage": ("hy4", strategy(pp=2, layers=(1, 3), recompute="full"), 3),
     "hy4, pp, interleaved": ("hy4 of 6 heads", strategy(pp=2, vpp=2), 2),
     "hy4, dp, ep, ZeRO-2": ("hy4 of 6 heads", strategy(dp=2, ep=2, zero=2, mbs=2), 2),
     "hy4, dp, ZeRO-3": ("hy4", strategy(dp=2, zero=3, mbs=2), 2),

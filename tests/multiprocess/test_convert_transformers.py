@@ -33,6 +33,7 @@ CHOSEN = (
     "bamba",
     "deepseek v4",
     "glm 5.3",
+    "hy4",
 )
 """What is special in a config, keys without which transformers builds no model, and names that are not Llama's."""
 

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from autoshard.backends.mesh_rules import choices_stay_on_a_stage
+from autoshard.backends.problem import Draft, Problem
 from autoshard.backends.rules import check_strategy
 from autoshard.cli import main
 from autoshard.cost.compute import operator_needs, operator_seconds
@@ -279,12 +281,17 @@ def kinds_program(model: ModelSpec, layer: int) -> Program:
 
 def test_what_blocks_that_see_one_choice_cannot_have() -> None:
     model = MODELS["glm 5.2"]
-    with pytest.raises(AutoshardError) as raised:
-        check_strategy(model, TrainingSpec(16, 8, FP64), local_cluster(2), "torch", strategy(pp=2))
-    assert str(raised.value) == (
-        "pp=2: blocks of tiny-llama see the keys that an indexer before them chose, and no stage sends its choice to "
-        "the next one; use pp=1"
+    training, cluster = TrainingSpec(16, 8, FP64), local_cluster(2)
+    said = (
+        "pp=2{}: blocks of tiny-llama see the keys that an indexer before them chose, and no stage sends its choice to "
+        "the next one; use pp=1, or stage_layers by which stages begin with some of the blocks 0, 2"
     )
+    check_strategy(model, training, cluster, "torch", strategy(pp=2))  # which begin with the first and the third block
+    with pytest.raises(AutoshardError) as raised:
+        check_strategy(model, training, cluster, "torch", strategy(pp=2, layers=(1, 3)))
+    assert str(raised.value) == said.format(" stage_layers=[1, 3]")
+    searched = Draft.of(strategy(pp=2))._replace(stage_layers=())
+    assert choices_stay_on_a_stage(Problem(model, training, cluster, "torch"), searched) == said.format("")
     with pytest.raises(AutoshardError) as raised:
         replace(model, multi_token_prediction=MultiTokenPrediction())
     assert str(raised.value) == (
