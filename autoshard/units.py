@@ -5,7 +5,7 @@ KIB, MIB, GIB = 2.0**10, 2.0**20, 2.0**30
 US, MS = 1e-6, 1e-3
 TFLOPS = 1e12
 MOST_WRITTEN_OUT = 1e15
-"""Numbers from here on are written as 1e+300: a wrong one may have hundreds of digits."""
+"""Numbers from here on are written as 1.00e+300: a wrong one may have hundreds of digits."""
 BILLION, HOUR_S, DAY_S = 1e9, 3_600.0, 86_400.0
 
 
@@ -84,7 +84,7 @@ def _reaches(value: float, unit: float) -> bool:
 def _three_digits(value: float) -> str:
     magnitude = abs(value)
     if magnitude >= MOST_WRITTEN_OUT:
-        return f"{value:.3g}"
+        return f"{value:.2e}"
     if magnitude >= 99.95:
         return f"{value:,.0f}"
     return f"{value:.1f}" if magnitude >= 9.995 else f"{value:.2f}"

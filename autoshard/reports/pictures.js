@@ -5,7 +5,11 @@
 (() => {
   const COLORS = 10;
   // numbers as autoshard/units.py has them on the rest of a page
-  const three = (x) => Math.abs(x) >= 99.95 ? Math.round(x).toLocaleString("en") : x.toFixed(Math.abs(x) >= 9.995 ? 1 : 2);
+  const three = (x) => {
+    const size = Math.abs(x);
+    if (size >= 1e15) return x.toExponential(2);
+    return size >= 99.95 ? Math.round(x).toLocaleString("en") : x.toFixed(size >= 9.995 ? 1 : 2);
+  };
   const with_unit = (value, units) => {
     const [unit, size] = units.find(([, size]) => Math.abs(value) >= 0.9995 * size) || units.at(-1);
     return `${three(value / size)} ${unit}`;
