@@ -16,8 +16,8 @@ from autoshard.units import counted, format_bytes, format_count, format_seconds
 
 Result = dict[str, Any]
 
-FP32_TOLERANCE = 1e-5
-"""Largest relative difference of loss, gradient norm and any gradient after one FP32 step.
+CHECK_TOLERANCE = 1e-5
+"""Largest relative difference of loss, gradient norm and any gradient after one step in FP32, or FP64.
 
 FP32 has 6e-8; sums of thousands of terms in another order lose a digit or two. A wrong layout is off by 0.1 and more.
 """
@@ -99,14 +99,15 @@ def verdict(plan: Plan, ranks: Sequence[Result | None], alone: Result | None) ->
     results = [result for result in ranks if result is not None]
     first = results[0]
     losses, losses_alone = first["trained"]["losses"], alone["trained"]["losses"]
+    step = f"({first['check']['precision']}, one step)"
     check = [
-        Difference("loss (FP32, one step)", _off(first["check"]["loss"], alone["check"]["loss"]), FP32_TOLERANCE),
+        Difference(f"loss {step}", _off(first["check"]["loss"], alone["check"]["loss"]), CHECK_TOLERANCE),
         Difference(
-            "gradient norm (FP32, one step)",
+            f"gradient norm {step}",
             _off(first["check"]["gradient_norm"], alone["check"]["gradient_norm"]),
-            FP32_TOLERANCE,
+            CHECK_TOLERANCE,
         ),
-        _difference("gradients (FP32, one step)", alone["differences"]["check"]["gradient"], FP32_TOLERANCE),
+        _difference(f"gradients {step}", alone["differences"]["check"]["gradient"], CHECK_TOLERANCE),
     ]
     return Verdict(
         tuple(check),

@@ -140,7 +140,7 @@ def test_one_process_sees_the_same_microbatches() -> None:
 
 def rank_result(losses: list[float], check: float = 5.5) -> dict[str, Any]:
     return {
-        "check": {"loss": check, "gradient_norm": 2.0},
+        "check": {"precision": "FP32", "loss": check, "gradient_norm": 2.0},
         "trained": {"losses": losses, "step_times_s": [0.5] * len(losses), "profiled_steps": []},
         "peak_memory_bytes": 300_000_000,
         "stages": [0],

@@ -24,9 +24,11 @@ from autoshard.runtime.trainer.evaluation import evaluate
 from autoshard.runtime.trainer.resume import Progress
 from autoshard.runtime.worker import Reporter
 from autoshard.runtime.worker_arguments import CheckpointOptions, TrainArguments
-from autoshard.spec.training import load_precision
+from autoshard.spec.training import Precision, load_precision
 from autoshard.units import format_seconds
 
+NAMES = {"float32": "FP32", "float64": "FP64"}
+"""Of the dtypes of steps that are compared."""
 PROFILED_STEPS = 3
 """After the first two, which warm up, where there are so many."""
 
@@ -34,15 +36,28 @@ PROFILED_STEPS = 3
 def check_step(
     plan: Plan, arguments: TrainArguments, data: Data, device: torch.device, reporter: Reporter
 ) -> tuple[Session, dict[str, Any]]:
-    """One step in FP32, in which a wrong layout cannot hide behind rounding."""
-    reporter.last_action = "FP32 check step"
-    exact = replace(plan, training=replace(plan.training, precision=load_precision("fp32")))
-    session = _session(exact, arguments, device, reporter, "FP32 check step")
-    _compiler_of(session, reporter, "a step in FP32 comes first, to be compared")
+    """One step in which a wrong layout cannot hide behind rounding."""
+    precision = _exact(plan)
+    name = NAMES[precision.compute_dtype]
+    reporter.last_action = f"{name} check step"
+    exact = replace(plan, training=replace(plan.training, precision=precision))
+    session = _session(exact, arguments, device, reporter, f"{name} check step")
+    _compiler_of(session, reporter, f"a step in {name} comes first, to be compared")
     inputs, labels = data.learned.batch(0)
     with naming_step(session, arguments):
         outcome = session.step(inputs, labels, 0.0, keep_gradients=True, starts=data.learned.documents(0))
-    return session, {"loss": outcome.loss, "gradient_norm": outcome.gradient_norm}
+    return session, {"precision": name, "loss": outcome.loss, "gradient_norm": outcome.gradient_norm}
+
+
+def _exact(plan: Plan) -> Precision:
+    """The precision of a step that is compared: FP32; FP64 where the residual has several streams, since gradients of
+    what weighs these nearly cancel, and rounding alone moves them by 1e-5."""
+    return load_precision("fp32") if plan.model.hyper_connections is None else all_in("float64")
+
+
+def all_in(dtype: str) -> Precision:
+    """The precision in which everything has one dtype."""
+    return Precision(f"all {dtype}", dtype, dtype, None, dtype, dtype, dtype)
 
 
 def train_steps(

@@ -29,7 +29,7 @@ from autoshard.runtime.trainer.difference import (
     save,
     sharded_tensors,
 )
-from autoshard.runtime.trainer.loop import check_step, runtime_of, train_steps
+from autoshard.runtime.trainer.loop import all_in, check_step, runtime_of, train_steps
 from autoshard.runtime.worker import Reporter
 from autoshard.runtime.worker_arguments import TrainArguments
 from autoshard.spec.training import Precision
@@ -148,5 +148,4 @@ def compare(values: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
 
 def _finer(precision: Precision) -> Precision:
     """FP32 for anything coarser, else FP64."""
-    name = "float64" if precision.parameter_dtype in ("float32", "float64") else "float32"
-    return Precision(f"all {name}", name, name, None, name, name, name)
+    return all_in("float64" if precision.parameter_dtype in ("float32", "float64") else "float32")
