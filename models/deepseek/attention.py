@@ -6,8 +6,7 @@
 
 In blocks without positions nothing turns; a family that has them in no block may have no r. Attention's output may be
 multiplied by a gate of each head, or of each of its numbers, made of h, and heads may have sinks. With an indexer, a
-query sees no keys but those that it chooses by h and
-norm(down(h)) of the query.
+query sees no keys but those that it chooses by h and norm(down(h)) of the query.
 
 The products that make compressed vectors have no dim of heads: each tensor-parallel rank has them whole, works on its
 part of the sequence where that is split, and the gradients are summed. The products behind them split heads, and gather
