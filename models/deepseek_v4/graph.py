@@ -11,6 +11,7 @@ split, and it is gathered, as with latent attention.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from autoshard.graph.compressed_kinds import SERIES
@@ -20,9 +21,9 @@ from autoshard.models.hyper_connections import collapsed, mixed, repeated
 from autoshard.models.llama.graph import HIDDEN, linear, rms_norm, rope
 from autoshard.models.llama.graph import embedding as tokens
 from autoshard.models.llama.graph import head as normed_head
-from autoshard.models.mixtral.graph import mixture_with_shared
+from autoshard.models.mixtral.graph import experts_or_mlp
 from autoshard.spec.model import ModelSpec
-from autoshard.spec.model_types import COMPRESSED_SPARSE, HEAVILY_COMPRESSED, ROUTED, SHARED
+from autoshard.spec.model_types import COMPRESSED_SPARSE, HEAVILY_COMPRESSED
 
 HEADS = "kvhead group headdim"
 PIECES = {COMPRESSED_SPARSE: "sparse", HEAVILY_COMPRESSED: "heavy"}
@@ -45,13 +46,8 @@ def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) ->
     def attended(h: str) -> tuple[str, str]:
         return attention(b, model, h, layer, kernel), f"{prefix}.self_attn.dropout"
 
-    def experts(h: str) -> tuple[str, str]:
-        b.module, name = "mlp", f"{prefix}.mlp"
-        shared, routed = (model.activation_of(layer, experts) for experts in (SHARED, ROUTED))
-        out = mixture_with_shared(b, model, h, name, shared, activation=routed, hashed=model.hashes(layer))
-        return out, f"{name}.dropout"
-
-    return mixed(b, model, prefix, "mlp", mixed(b, model, prefix, "attention", x, attended), experts)
+    x = mixed(b, model, prefix, "attention", x, attended)
+    return mixed(b, model, prefix, "mlp", x, partial(experts_or_mlp, b, model, layer=layer))
 
 
 def attention(b: GraphBuilder, model: ModelSpec, h: str, layer: int, kernel: str) -> str:

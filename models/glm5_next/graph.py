@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from autoshard.graph.ir import GraphBuilder
 from autoshard.models.deepseek.attention import attended
 from autoshard.models.hyper_connections import mean, mixed, repeated
 from autoshard.models.kimi_linear.graph import delta_attention
 from autoshard.models.llama.graph import embedding as tokens
-from autoshard.models.llama.graph import gated_mlp
 from autoshard.models.llama.graph import head as normed_head
-from autoshard.models.mixtral.graph import mixture_with_shared
+from autoshard.models.mixtral.graph import experts_or_mlp
 from autoshard.spec.model import ModelSpec
-from autoshard.spec.model_types import LINEAR_ATTENTION, ROUTED, SHARED
+from autoshard.spec.model_types import LINEAR_ATTENTION
 
 
 def embedding(b: GraphBuilder, model: ModelSpec) -> str:
@@ -32,11 +33,5 @@ def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) ->
             return delta_attention(b, model, h, name), f"{name}.dropout"
         return attended(b, model, h, layer, kernel, model.norm_eps), f"{prefix}.self_attn.dropout"
 
-    def mlp(h: str) -> tuple[str, str]:
-        b.module, name = "mlp", f"{prefix}.mlp"
-        shared, routed = (model.activation_of(layer, experts) for experts in (SHARED, ROUTED))
-        if model.has_experts(layer):
-            return mixture_with_shared(b, model, h, name, shared, activation=routed), f"{name}.dropout"
-        return gated_mlp(b, model, h, name, "dense_ffn", shared), f"{name}.dropout"
-
-    return mixed(b, model, prefix, "mlp", mixed(b, model, prefix, "attention", x, mixer), mlp)
+    x = mixed(b, model, prefix, "attention", x, mixer)
+    return mixed(b, model, prefix, "mlp", x, partial(experts_or_mlp, b, model, layer=layer))

@@ -3,14 +3,14 @@ nothing mixes."""
 
 from __future__ import annotations
 
+from functools import partial
+
 from autoshard.graph.ir import GraphBuilder
 from autoshard.models.deepseek.attention import attended
 from autoshard.models.deepseek_v4.graph import embedding, head
 from autoshard.models.hyper_connections import mixed
-from autoshard.models.llama.graph import gated_mlp
-from autoshard.models.mixtral.graph import mixture_with_shared
+from autoshard.models.mixtral.graph import experts_or_mlp
 from autoshard.spec.model import ModelSpec
-from autoshard.spec.model_types import ROUTED
 
 __all__ = ["block", "embedding", "head"]
 
@@ -21,11 +21,5 @@ def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) ->
     def attention(h: str) -> tuple[str, str]:
         return attended(b, model, h, layer, kernel), f"{prefix}.self_attn.dropout"
 
-    def mlp(h: str) -> tuple[str, str]:
-        b.module, name = "mlp", f"{prefix}.mlp"
-        if not model.has_experts(layer):
-            return gated_mlp(b, model, h, name, "dense_ffn"), f"{name}.dropout"
-        activation = model.activation_of(layer, ROUTED)
-        return mixture_with_shared(b, model, h, name, activation=activation), f"{name}.dropout"
-
-    return mixed(b, model, prefix, "mlp", mixed(b, model, prefix, "attention", x, attention), mlp)
+    x = mixed(b, model, prefix, "attention", x, attention)
+    return mixed(b, model, prefix, "mlp", x, partial(experts_or_mlp, b, model, layer=layer))

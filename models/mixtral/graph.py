@@ -81,6 +81,17 @@ def mixture_with_shared(
     return b.elementwise("add", f"{name}.sum", routed, shared)
 
 
+def experts_or_mlp(b: GraphBuilder, model: ModelSpec, h: str, layer: int) -> tuple[str, str]:
+    """Append a block's experts, or its dense MLP where it has none, and return (the output, the name of its dropout
+    operator). h: [batch, seq, embed]. layer: place of the block."""
+    b.module, name = "mlp", f"model.layers.{layer}.mlp"
+    shared, routed = (model.activation_of(layer, experts) for experts in (SHARED, ROUTED))
+    if not model.has_experts(layer):
+        return gated_mlp(b, model, h, name, "dense_ffn", shared), f"{name}.dropout"
+    hashed = model.hashes(layer)
+    return mixture_with_shared(b, model, h, name, shared, activation=routed, hashed=hashed), f"{name}.dropout"
+
+
 def mixture(
     b: GraphBuilder,
     model: ModelSpec,
