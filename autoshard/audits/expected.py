@@ -102,7 +102,7 @@ def expectation(plan: Plan, pipeline_rank: int, rank: int | None = None) -> Expe
         elements,
         {kind: held[kind] for kind in STATE_KINDS},
         collectives,
-        _transfers(plan, pipeline_rank, programs[0]),
+        _transfers(plan, pipeline_rank),
         {key: value * plan.num_microbatches for key, value in flops.items()},
         expected_order(plan, pipeline_rank),
         rank_graphs(plan, rank) if plan.cluster.compiles else None,
@@ -188,24 +188,22 @@ def _scores_share(program: Program, step: OperatorStep) -> float:
     return queries / (queries + output)
 
 
-def _transfers(plan: Plan, pipeline_rank: int, program: Program) -> Counter[Transfer]:
-    """Hidden activations to the next stage and their gradients back, for each virtual stage that has a neighbour."""
+def _transfers(plan: Plan, pipeline_rank: int) -> Counter[Transfer]:
+    """What each virtual stage sends to the next one, and the gradient of the first of it, its hidden activations, that
+    comes back."""
     transfers: Counter[Transfer] = Counter()
     if plan.strategy.pp == 1:
         return transfers
-    size = _hidden_bytes(program)
+    sizes = [tuple(program.local_bytes[view] for view in program.outputs) for program in plan.stage_programs]
     for stage in plan.stages:
         if stage.pipeline_rank == pipeline_rank:
-            neighbours = (not stage.has_embedding) + (not stage.has_head)
-            transfers[Transfer("send", size)] += neighbours * plan.num_microbatches
-            transfers[Transfer("receive", size)] += neighbours * plan.num_microbatches
+            before, own = sizes[stage.index - 1], sizes[stage.index]
+            sent = (() if stage.has_head else own) + (() if stage.has_embedding else before[:1])
+            received = (() if stage.has_embedding else before) + (() if stage.has_head else own[:1])
+            for direction, of in (("send", sent), ("receive", received)):
+                for size in of:
+                    transfers[Transfer(direction, size)] += plan.num_microbatches
     return transfers
-
-
-def _hidden_bytes(program: Program) -> int:
-    """Bytes that one rank holds of the activation that crosses stages, for one microbatch."""
-    hidden = [tensor.name for tensor in program.graph.inputs() if tensor.name == "hidden"] or list(program.outputs)
-    return program.local_bytes[hidden[0]]
 
 
 def _memory(plan: Plan, programs: list[Program], tied: frozenset[str], pipeline_rank: int) -> _Bytes:

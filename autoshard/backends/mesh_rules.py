@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import accumulate
 
 from autoshard.backends.problem import Draft, Problem, Rule, divisors, fitting
 from autoshard.backends.registry import ANYWHERE, BACKENDS
@@ -18,7 +17,6 @@ from autoshard.layout.mesh import (
 )
 from autoshard.models.padding import heads_of_kinds, key_value_heads
 from autoshard.spec.cluster import Cluster
-from autoshard.spec.model_types import OWN_INDEXER
 
 
 def world_is_filled(problem: Problem, draft: Draft) -> str | None:
@@ -142,10 +140,6 @@ def tp_divides_groups(problem: Problem, draft: Draft) -> str | None:
     )
 
 
-MOST_NAMED = 8
-"""Blocks that an error names."""
-
-
 def sequence_has_entries(problem: Problem, draft: Draft) -> str | None:
     """An entry stands for a whole piece of the sequence."""
     compressed, length = problem.model.compressed_attention, problem.training.sequence_length
@@ -154,27 +148,6 @@ def sequence_has_entries(problem: Problem, draft: Draft) -> str | None:
     return (
         f"sequence_length={length} must be at least {longest}: blocks of {problem.model.name} have an entry for so "
         "many tokens"
-    )
-
-
-def choices_stay_on_a_stage(problem: Problem, draft: Draft) -> str | None:
-    """A stage sends the residual alone to the next one: each begins with a block that has an indexer.
-
-    Where no stage_layers are written, a search may cut elsewhere.
-    """
-    model = problem.model
-    if draft.pp * draft.num_virtual_stages == 1 or not model.indexer_types:
-        return None
-    own = [layer for layer, word in enumerate(model.indexer_types) if word == OWN_INDEXER]
-    begins = [*accumulate(draft.stage_layers)][:-1]
-    if draft.stage_layers and all(layer in own or layer >= model.num_hidden_layers for layer in begins):
-        return None
-    others = ", ".join(map(str, own[:MOST_NAMED])) + (", ..." if len(own) > MOST_NAMED else "")
-    cut = f" stage_layers={list(draft.stage_layers)}" if draft.stage_layers else ""
-    return (
-        f"pp={draft.pp}{cut}: blocks of {model.name} see the keys that an indexer before them chose, and no stage "
-        f"sends its choice to the next one; use pp=1, or stage_layers by which stages begin with some of the blocks "
-        f"{others}"
     )
 
 
@@ -332,7 +305,6 @@ COMMON_MESH_RULES = (
     *TP_RULES,
     Rule("the sequence does not split over cp and tp", sequence_splits),
     Rule("the sequence is shorter than the pieces of compressed attention", sequence_has_entries),
-    Rule("blocks see what an indexer of another stage chose", choices_stay_on_a_stage),
     Rule("etp is no part of tp", experts_are_cut_apart),
     EXPERTS_SPLIT,
     Rule("experts with context parallelism", experts_share_sequences),

@@ -110,6 +110,14 @@ def hidden_bytes(model: ModelSpec, training: TrainingSpec, shape: LocalShape) ->
     return elements * DTYPE_BYTES[training.precision.compute_dtype]
 
 
+def choice_bytes(model: ModelSpec, training: TrainingSpec, shape: LocalShape) -> int:
+    """Bytes of an indexer's choice of one microbatch on a rank, a byte for each query and key, where blocks behind the
+    one that has the indexer see it; else 0."""
+    if not model.indexer_types:
+        return 0
+    return shape.microbatch_size * (training.sequence_length // shape.cp) * training.sequence_length
+
+
 def strategy_mesh(model: ModelSpec, cluster: Cluster, strategy: LocalChoices) -> Mesh:
     """The mesh of a strategy, or of a draft of one, on the platform of a cluster."""
     s = strategy

@@ -13,7 +13,7 @@ from functools import cache, lru_cache
 from autoshard.cost.collectives import CollectiveLaw, collective_law, group_shape
 from autoshard.cost.compute import quantized_products
 from autoshard.cost.host_copies import copied_to_host
-from autoshard.cost.local_shape import LocalShape, hidden_bytes, local_shape, mesh_order, stage_mesh
+from autoshard.cost.local_shape import LocalShape, choice_bytes, hidden_bytes, local_shape, mesh_order, stage_mesh
 from autoshard.cost.part import Part, Seconds
 from autoshard.cost.program import LawOf, PricedProgram, price_program
 from autoshard.cost.stacks import COMPILED, Software
@@ -38,7 +38,8 @@ class Parts:
     block: one of its blocks, their mean where they are of several kinds. kinds: where the model has several, (kind, how
     many of the stage's blocks are of it); of_kinds: a block of each of these; behind: as Blocks.kinds_behind.
     tied_ends: embedding and head on one stage, where they share their table. hidden_bytes: what goes from stage to
-    stage. num_logits: of one microbatch on a rank with the head, before the loss.
+    stage. choice_bytes: of an indexer's choice, which goes with them. num_logits: of one microbatch on a rank with the
+    head, before the loss.
     """
 
     block: Part
@@ -46,6 +47,7 @@ class Parts:
     head: Part
     tied_ends: Part | None
     hidden_bytes: Number
+    choice_bytes: Number = 0.0
     num_logits: Number = 0.0
     kinds: tuple[tuple[int, int], ...] = ()
     of_kinds: Mapping[int, Part] = field(default_factory=dict)
@@ -88,7 +90,8 @@ def stage_parts(
     heads = 1 if model.multi_token_prediction is None else 2
     logits = heads * shape.microbatch_size * (training.sequence_length / shape.cp)
     logits *= padded_vocab_size(model.vocab_size, shape.tp) / (1 if software.whole_logits else shape.tp)
-    return replace(parts, hidden_bytes=hidden_bytes(model, training, shape), num_logits=logits)
+    sent, beside = hidden_bytes(model, training, shape), choice_bytes(model, training, shape)
+    return replace(parts, hidden_bytes=sent, choice_bytes=beside, num_logits=logits)
 
 
 def assembled(block: Part, first: Part | None, embedding: Part, head: Part, tied: Part | None, opens: Number) -> Parts:

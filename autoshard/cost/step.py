@@ -127,6 +127,7 @@ def pipeline_work(
     """The work of one step's pipeline: seconds by virtual stage. parts: of each virtual stage. state: of the mesh.
     transfers: whether stages send to each other; else their output is there at once."""
     units = [state.of(part.kinds).block for part in parts]
+    sent_bytes = parts[0].hidden_bytes * (1 + state.choice)
     return stages_work(
         strategy.schedule,
         (mesh.pp, num_microbatches, strategy.num_virtual_stages),
@@ -136,7 +137,7 @@ def pipeline_work(
         units,
         cluster.device,
         software.accumulation_share * accumulation_s_per_parameter(precision, cluster.device),
-        software.link_slowdown * hop_s(parts[0].hidden_bytes, mesh, cluster, software) if transfers else 0.0,
+        software.link_slowdown * hop_s(sent_bytes, mesh, cluster, software) if transfers else 0.0,
         software,
     )
 

@@ -257,7 +257,8 @@ class State(NamedTuple):
     each of these, at_once, back_at_once and in_backward.
     shares: whether other ranks keep the rest of a rank's optimizer state, so that gradients and parameters travel in
     buckets. owners: how many ranks share a table. gathers: 1 under ZeRO-3, else 0. travels: which rows are under ZeRO-2
-    or -3; False where none is.
+    or -3; False where none is. choice: bytes of an indexer's choice for a byte of the hidden activations with which
+    stages send it; all transfers count as if it went with them, both ways.
     """
 
     block: Unit
@@ -270,6 +271,7 @@ class State(NamedTuple):
     kinds: Mapping[int, Unit] = {}
     turns: Sequence[tuple[Any, Turns]] = ()
     at_once: Sequence[tuple[Number, Number, Number]] = ()
+    choice: Number = 0.0
 
     def of(self, kinds: Iterable[tuple[int, Number]]) -> State:
         """The state as a stage or a rank with these blocks has it, (kind, how many): `block` is their mean."""
@@ -292,9 +294,11 @@ class State(NamedTuple):
         same = next((kind for kind, unit in self.kinds.items() if unit is self.block), None)
         block = taken(self.block) if same is None else kinds[same]
         first, last = taken(self.first), taken(self.last)
+        choice = self.choice[rows] if anywhere(self.choice) else 0.0
         if not some_travel:
-            return State(block, first, last, others, 1, 0, False, kinds)
-        return State(block, first, last, others, self.owners[rows], self.gathers[rows], travels, kinds)
+            return State(block, first, last, others, 1, 0, False, kinds, choice=choice)
+        owners, gathers = self.owners[rows], self.gathers[rows]
+        return State(block, first, last, others, owners, gathers, travels, kinds, choice=choice)
 
 
 class Contents(NamedTuple):
@@ -365,7 +369,8 @@ def parts_state(
 ) -> State:
     """The state of a mesh on which stages are made of these parts. hands_over: as in `mesh_state`."""
     contents = parts_contents(parts, mesh.pp)
-    return mesh_state(contents, parts[0].hidden_bytes, zero, precision, mesh, cluster, hands_over)
+    state = mesh_state(contents, parts[0].hidden_bytes, zero, precision, mesh, cluster, hands_over)
+    return state._replace(choice=parts[0].choice_bytes / parts[0].hidden_bytes)
 
 
 def mesh_state(

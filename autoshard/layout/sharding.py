@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from autoshard.graph.attention_kind import KEY
 from autoshard.graph.ir import Graph, Operator
 from autoshard.graph.operator_kind import DOCUMENT_STARTS, SEQUENCE_KEYS
 from autoshard.graph.operators import KINDS
@@ -82,12 +83,18 @@ def hidden_state(axes: Axes, sequence_parallel: bool) -> State:
     return tuple(states.get(axis, inside) for axis in axes)
 
 
+def choice_state(axes: Axes) -> State:
+    """State of an indexer's choice between blocks and between stages, with an entry for each mesh axis."""
+    return hidden_state(axes, sequence_parallel=False)
+
+
 def input_states(graph: Graph, axes: Axes, hidden: State) -> dict[str, State]:
     """States in which the stage inputs that several operators may read arrive, by name. hidden: of a hidden
     activation.
     """
     keys = tuple("batch" if axis in DATA_AXES else INVARIANT for axis in axes)
     states = {tensor.name: hidden for tensor in graph.inputs() if tensor.dims in HIDDEN_DIMS}
+    states |= {tensor.name: choice_state(axes) for tensor in graph.inputs() if KEY in tensor.dims}
     whole = (SEQUENCE_KEYS, DOCUMENT_STARTS)
     return states | {tensor.name: keys for tensor in graph.inputs() if tensor.name in whole}
 
@@ -154,12 +161,16 @@ def stage_program(
     return partition_stage(graph, axes, choices(graph, axes, sequence_parallel, others, experts_apart), hidden)
 
 
-def partition_stage(graph: Graph, axes: Axes, chosen: dict[str, Choice], hidden: State) -> Program:
+def partition_stage(
+    graph: Graph, axes: Axes, chosen: dict[str, Choice], hidden: State, leaving_choice: str | None = None
+) -> Program:
     """The program of a stage's graph with given choices by operator. hidden: state of its hidden input and output.
+    leaving_choice: the name of an indexer's choice that the next stage needs besides.
 
     Raises NoTransition as `stage_program`.
     """
     given = input_states(graph, axes, hidden)
     last = graph.operators[-1].output
     leaves = hidden if graph.tensors[last].dims in HIDDEN_DIMS else None
-    return partition(graph, axes, chosen, given, {last: leaves})
+    others = {} if leaving_choice is None else {leaving_choice: choice_state(axes)}
+    return partition(graph, axes, chosen, given, {last: leaves, **others})

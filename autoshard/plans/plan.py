@@ -163,12 +163,15 @@ class Plan:
 
     def program(self, layers: Sequence[int], has_embedding: bool, has_head: bool, documents: bool = False) -> Program:
         """The program that every rank of a stage with these blocks runs for one microbatch, with the plan's choices.
+        Its outputs are the hidden activations or the loss, and an indexer's choice where the next stage sees it, too.
 
         documents: tokens attend inside theirs alone. Raises NoTransition where a dim does not divide over its axes.
         """
         graph = self.graph(layers, has_embedding, has_head, documents)
         axes = self.mesh.stage_axes
-        return partition_stage(graph, axes, self.choices(graph), hidden_state(axes, self.strategy.sequence_parallel))
+        hidden = hidden_state(axes, self.strategy.sequence_parallel)
+        leaving_choice = None if has_head else self.model.choice_behind(layers)
+        return partition_stage(graph, axes, self.choices(graph), hidden, leaving_choice)
 
     @cached_property
     def stage_programs(self) -> tuple[Program, ...]:

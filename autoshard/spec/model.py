@@ -297,6 +297,18 @@ class ModelSpec:
             return layer
         return next(place for place in range(layer, -1, -1) if self.indexer_types[place] == OWN_INDEXER)
 
+    def choice_of(self, layer: int) -> str:
+        """The name of the indexer that chooses the keys that a block sees, and of its choice."""
+        return f"model.layers.{self.chooser_of(layer)}.self_attn.indexer"
+
+    def choice_behind(self, layers: Sequence[int]) -> str | None:
+        """The name of the choice of these blocks, or of one before them, that the block behind them sees, too; None
+        where that one chooses for itself, or none is there."""
+        behind = layers[-1] + 1 if layers else 0
+        if behind == self.num_hidden_layers or self.chooser_of(behind) == behind:
+            return None
+        return self.choice_of(behind)
+
     @property
     def num_sparse_layers(self) -> int:
         """Blocks whose MLP is a mixture of experts."""

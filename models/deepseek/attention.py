@@ -95,7 +95,7 @@ def _chosen(b: GraphBuilder, model: ModelSpec, indexer: Indexer, layer: int, h: 
     """The mask of the keys that each query of a block sees: the output of its indexer, which is appended, or of the
     indexer of the block that chooses for it. h, compressed: as of `_indexer`."""
     chooser = model.chooser_of(layer)
-    name = f"model.layers.{chooser}.self_attn.indexer"
+    name = model.choice_of(layer)
     if chooser != layer:  # all that see it keep one mask
         return b.mask_input(name, f"batch seq {KEY}", counted=chooser == layer - 1)
     return _indexer(b, model, indexer, name, h, compressed)

@@ -1039,7 +1039,24 @@ CASES[2] |= {
         2,
     ),
 }
+CASES[2] |= {
+    "one choice for two stages": ("glm 5.2", strategy(pp=2, layers=(1, 3)), 3),
+    "one choice for two stages, recompute all": ("glm 5.2", strategy(pp=2, layers=(3, 1), recompute="full"), 3),
+    "one choice for two chunks": ("glm 5.2", strategy(pp=2, vpp=2, recompute="core_attention"), 4),
+    "one choice for two stages, zero bubble": ("glm 5.2", strategy(pp=2, layers=(3, 1), schedule="zero_bubble"), 4),
+    "one choice of pools for two stages": ("glm 5.3, one choice for two blocks", strategy(pp=2, layers=(2, 2)), 3),
+    "hy4, one choice for two stages": ("hy4", strategy(pp=2, layers=(3, 1), recompute="core_attention"), 3),
+}
 CASES[4] |= {
+    "one choice for two stages, tp x pp": ("glm 5.2", strategy(tp=2, pp=2, layers=(3, 1)), 3),
+    "one choice for two stages, tp x pp, plain": (
+        "glm 5.2",
+        strategy(tp=2, pp=2, layers=(1, 3), sp=False, kernel="plain", recompute="full"),
+        3,
+    ),
+    "one choice for two stages, cp x pp": ("glm 5.2", strategy(cp=2, pp=2, ep=2, layers=(1, 3)), 3),
+    "one choice for two chunks, dp x pp, ZeRO-3": ("glm 5.2", strategy(dp=2, ep=2, pp=2, vpp=2, zero=3), 4),
+    "hy4, one choice for three stages": ("hy4", strategy(pp=4), 5),
     "one choice for two blocks, tp x cp": ("glm 5.2", strategy(tp=2, cp=2, ep=2, recompute="full"), 2),
     "one choice for two blocks, ep x tp": ("glm 5.2", strategy(tp=2, dp=2, ep=2), 2),
 }

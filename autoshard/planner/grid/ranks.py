@@ -13,7 +13,7 @@ import numpy as np
 from autoshard.backends.rules import Problem
 from autoshard.cost.after import AfterLastMicrobatch
 from autoshard.cost.collectives import CollectiveLaw
-from autoshard.cost.local_shape import LocalShape, hidden_bytes
+from autoshard.cost.local_shape import LocalShape, choice_bytes, hidden_bytes
 from autoshard.cost.step import hop_law
 from autoshard.cost.zero_sharding import (
     MAY_BE_NONE,
@@ -50,7 +50,8 @@ class RankState:
         self._cluster, self._precision, self._zero = problem.cluster, problem.training.precision, zero
         self._mesh, self._contents = mesh, self._contents_of(problem, mesh, shape)
         self._after = AfterLastMicrobatch(self._contents, zero, self._precision, mesh, self._cluster)
-        self.state = self._state(hidden_bytes(problem.model, problem.training, replace(shape, microbatch_size=1)))
+        one = problem.model, problem.training, replace(shape, microbatch_size=1)
+        self.state = self._state(hidden_bytes(*one))._replace(choice=choice_bytes(*one) / hidden_bytes(*one))
 
     def _contents_of(self, problem: Problem, mesh: Mesh, shape: LocalShape) -> ModelContents:
         return _contents(unit_programs(problem, shape), problem.blocks.kinds, mesh.pp == 1)
@@ -61,8 +62,9 @@ class RankState:
 
     @cached_property
     def hop(self) -> CollectiveLaw:
-        """Seconds over bytes of what a stage sends to the next one."""
-        return hop_law(self._mesh, self._cluster)
+        """Seconds over bytes of the hidden activations that a stage sends to the next one, with what goes with them."""
+        law = hop_law(self._mesh, self._cluster)
+        return CollectiveLaw(law.latency_s, law.seconds_per_byte * (1 + self.state.choice))
 
     @kept_by_object
     def after_s(self, first_blocks: int, middle_blocks: int, last_blocks: int) -> float:
@@ -164,10 +166,12 @@ def stacked(states: Sequence[State]) -> State:
     shares, travels = (
         np.array(flags) for flags in zip(*((state.shares, state.travels) for state in states), strict=True)
     )
+    choices = np.array([state.choice for state in states])
+    choice = choices if choices.any() else 0.0
     if not travels.any():
-        return State(block, first, last, shares, 1, 0, False, kinds)
+        return State(block, first, last, shares, 1, 0, False, kinds, choice=choice)
     owners, gathers = np.array([(state.owners, state.gathers) for state in states], dtype=float).T
-    return State(block, first, last, shares, owners, gathers, travels, kinds)
+    return State(block, first, last, shares, owners, gathers, travels, kinds, choice=choice)
 
 
 def _held(units: Sequence[Unit]) -> Unit:

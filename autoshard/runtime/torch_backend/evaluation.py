@@ -9,9 +9,10 @@ import torch
 from autoshard.graph.partition import Program
 from autoshard.plans.plan import Plan, Stage
 from autoshard.runtime.torch_backend.stage_module import StageModule
-from autoshard.runtime.torch_backend.transfers import Transfers, output_sizes
+from autoshard.runtime.torch_backend.transfers import Sent, Transfers, received_inputs, room_for
 
 Pieces = list[torch.Tensor]
+"""One a microbatch."""
 
 
 class Evaluation:
@@ -39,23 +40,25 @@ class Evaluation:
     @torch.no_grad()
     def run(self, inputs: Mapping[str, Pieces]) -> Pieces:
         """-> the microbatches' local losses, where the last stage is here."""
-        outputs: Pieces = []
+        outputs: list[Sent] = []
         for stage in self._stages:
             if stage.pipeline_rank == self._rank:
                 outputs = self._run_stage(stage, outputs, inputs)
         if self._transfers is not None:
             self._transfers.settle()
-        return outputs if self._rank == self._stages[-1].pipeline_rank else []
+        return [loss for (loss,) in outputs] if self._rank == self._stages[-1].pipeline_rank else []
 
-    def _run_stage(self, stage: Stage, previous: Pieces, inputs: Mapping[str, Pieces]) -> Pieces:
+    def _run_stage(self, stage: Stage, previous: list[Sent], inputs: Mapping[str, Pieces]) -> list[Sent]:
         """The outputs of a stage, by microbatch. previous: those of the stage before, where that one is here too."""
-        module, outputs = self._modules[stage.index], []
+        module, outputs = self._modules[stage.index], list[Sent]()
         for microbatch in range(self._num_microbatches):
             self._on_action(f"evaluation, F{microbatch}.{stage.chunk}")
             values = {name: pieces[microbatch] for name, pieces in inputs.items()}
-            if "hidden" in module.input_names:
-                values["hidden"] = self._received(stage, previous, microbatch)
-            outputs.append(module(*(values[name] for name in module.input_names)))
+            if not stage.has_embedding:
+                before = self._stages[stage.index - 1]
+                values |= received_inputs(self._programs[before.index], self._received(before, previous, microbatch))
+            made = module(*(values[name] for name in module.input_names))
+            outputs.append(made if isinstance(made, tuple) else (made,))
             if self._goes_up(stage):
                 self._send(stage, outputs[-1])
         if not self._goes_up(stage):
@@ -63,18 +66,17 @@ class Evaluation:
                 self._send(stage, output)
         return outputs
 
-    def _received(self, stage: Stage, previous: Pieces, microbatch: int) -> torch.Tensor:
-        before = self._stages[stage.index - 1]
+    def _received(self, before: Stage, previous: list[Sent], microbatch: int) -> Sent:
         if before.pipeline_rank == self._rank:
             return previous[microbatch]
-        hidden = torch.empty(output_sizes(self._programs[before.index]), dtype=self._dtype, device=self._device)
+        into = room_for(self._programs[before.index], True, self._dtype, self._device)
         assert self._transfers is not None
-        return self._transfers.receive(hidden, self._transfers.pipeline.ranks[before.pipeline_rank])()
+        return self._transfers.receive(into, self._transfers.pipeline.ranks[before.pipeline_rank])()
 
     def _goes_up(self, stage: Stage) -> bool:
         return not stage.has_head and self._stages[stage.index + 1].pipeline_rank > self._rank
 
-    def _send(self, stage: Stage, output: torch.Tensor) -> None:
+    def _send(self, stage: Stage, output: Sent) -> None:
         """To the next stage, unless that is here or there is none."""
         if stage.has_head or self._stages[stage.index + 1].pipeline_rank == self._rank:
             return

@@ -12,10 +12,11 @@ from autoshard.graph.states import REPLICATED
 from autoshard.plans.plan import Plan, Stage
 from autoshard.runtime.torch_backend.given import Given
 from autoshard.runtime.torch_backend.stage_module import StageModule
-from autoshard.runtime.torch_backend.transfers import Arriving, Transfers, output_sizes
+from autoshard.runtime.torch_backend.transfers import Arriving, Sent, Transfers, received_inputs, room_for
 from autoshard.runtime.torch_backend.weight_gradients import Work
 from autoshard.schedules import Action, actions
 from autoshard.schedules.receives import Receive, awaits, reader, with_receives
+from autoshard.spec.traced import HIDDEN
 
 StepInputs = dict[str, list[torch.Tensor]]
 """Name in the graph (token ids, labels and the like) -> one local piece for each microbatch of a step."""
@@ -47,7 +48,7 @@ class Pipeline:
         self._stages, self._modules = stages, [modules[stage.index] for stage in stages]
         self._rank, self._pp = stages[0].pipeline_rank, strategy.pp
         self._transfers, self._device, self._dtype, self._on_action = transfers, device, dtype, on_action
-        self._output_sizes = {index: output_sizes(program) for index, program in programs.items()}
+        self._programs = programs
         orders = actions(strategy.schedule, strategy.pp, plan.num_microbatches, strategy.num_virtual_stages)
         self.turns = with_receives(orders, len(plan.stages), plan.num_microbatches)
         if self._modules[0].later is None and any(action.kind == "W" for action in orders[self._rank]):
@@ -80,53 +81,56 @@ class Pipeline:
         self._inputs = {}
         return self._losses
 
-    def compute(self, action: Action, arrived: torch.Tensor | None) -> torch.Tensor | None:
-        """Runs one action of this rank -> what another stage waits for, the output or the gradient of the input, if
-        any does.
+    def compute(self, action: Action, arrived: Sent) -> Sent:
+        """Runs one action of this rank -> what another stage waits for, if any does: outputs or a gradient.
 
-        arrived: the output of the stage before or the gradient of this one's output; None at the ends of the model.
+        arrived: outputs of the stage before, or the gradient of its own; none at the ends of the model.
         """
         if action.kind == "F":
             return self._forward(action, arrived)
         if action.kind == "W":
             self._left.pop((action.microbatch, action.chunk))()
-            return None
-        return self._backward(action, arrived)
+            return ()
+        return self._backward(action, *arrived)
 
     def _receive(self, turn: Receive) -> Arriving:
-        before = turn.action.kind == "F"  # the stage whose output it is, or whose output's gradient
-        sizes = self._output_sizes[self._stages[turn.action.chunk].index - before]
-        into = torch.empty(sizes, dtype=self._dtype, device=self._device)
+        forward = turn.action.kind == "F"
+        stage = self._stages[turn.action.chunk].index - forward  # whose outputs they are, or their gradient
+        into = room_for(self._programs[stage], forward, self._dtype, self._device)
         assert self._transfers is not None
         return self._transfers.receive(into, self._transfers.pipeline.ranks[turn.sender])
 
     def _act(self, action: Action) -> None:
         wait = self._arriving.pop(awaits(action), None)
-        arrived = None if wait is None else wait()
+        arrived = () if wait is None else wait()
         self._on_action(str(action))
         made = self.compute(action, arrived)
-        if made is None:
+        if not made:
             return
         receiver, name = reader(action, self._rank, self._pp)
         if receiver == self._rank:
-            self._arriving[name] = made.detach
+            here = tuple(tensor.detach() for tensor in made)
+            self._arriving[name] = lambda: here
         else:
             assert self._transfers is not None
             self._transfers.send(made, self._transfers.pipeline.ranks[receiver])
 
-    def _forward(self, action: Action, received: torch.Tensor | None) -> torch.Tensor | None:
-        module = self._modules[action.chunk]
+    def _forward(self, action: Action, received: Sent) -> Sent:
+        module, stage = self._modules[action.chunk], self._stages[action.chunk]
         values = {name: pieces[action.microbatch] for name, pieces in self._inputs.items()}
-        if received is not None:
-            values["hidden"] = received.requires_grad_()
-        output = module(*(values[name] for name in module.input_names))
-        self._held[action.microbatch, action.chunk] = received, output
-        if not self._stages[action.chunk].has_head:
-            return output
-        self._losses.append(output.detach())
-        return None
+        hidden = None
+        if received:
+            values |= received_inputs(self._programs[stage.index - 1], received)
+            hidden = values[HIDDEN].requires_grad_()
+        made = module(*(values[name] for name in module.input_names))
+        outputs: Sent = made if isinstance(made, tuple) else (made,)
+        self._held[action.microbatch, action.chunk] = hidden, outputs[0]
+        if not stage.has_head:
+            return outputs
+        self._losses.append(outputs[0].detach())
+        return ()
 
-    def _backward(self, action: Action, gradient: torch.Tensor | None) -> torch.Tensor | None:
+    def _backward(self, action: Action, gradient: torch.Tensor | None = None) -> Sent:
         received, output = self._held.pop((action.microbatch, action.chunk))
         root: torch.Tensor = output * self._loss_weight if gradient is None else Given.apply(output, gradient)
         root.backward()
@@ -138,6 +142,7 @@ class Pipeline:
             else:
                 left()
         if received is None:
-            return None
+            return ()
         gradient, received.grad = received.grad, None  # what waits for `W` may hold what was received
-        return gradient
+        assert gradient is not None
+        return (gradient,)

@@ -17,6 +17,7 @@ from autoshard.runtime.torch_backend.flat_buffers import ShardedBucket
 from autoshard.runtime.torch_backend.onlooker import Onlooker
 from autoshard.runtime.torch_backend.session import Session
 from autoshard.runtime.torch_backend.shm_collectives import NAMESPACE
+from autoshard.runtime.torch_backend.transfers import Sent
 from autoshard.schedules import Action
 
 Span = tuple[str, str, float, float]
@@ -81,7 +82,7 @@ class StepProfiler:
         pipeline = session._pipeline
         compute = pipeline.compute
 
-        def watched(action: Action, arrived: torch.Tensor | None) -> torch.Tensor | None:
+        def watched(action: Action, arrived: Sent) -> Sent:
             with self.span("action", str(action)):
                 return compute(action, arrived)
 

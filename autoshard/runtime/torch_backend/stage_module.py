@@ -83,14 +83,15 @@ class StageModule(nn.Module):
         """This rank's piece of a parameter, by its Hugging Face name."""
         return self.get_parameter(_registered(name))
 
-    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
-        """The stage's local output. inputs: local tensors in the order of input_names."""
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        """The stage's local output, or a tuple of them where the next stage needs several. inputs: local tensors in the
+        order of input_names."""
         if self.sharded is None:
             return self._forward(inputs)
         with self.sharded.not_kept():
             return self._forward(inputs)
 
-    def _forward(self, inputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    def _forward(self, inputs: tuple[torch.Tensor, ...]) -> Any:
         own = self._parameters
         parameters = {name: own[registered] for name, registered in self._names.items()}
         env: Environment = {**parameters, **dict(zip(self.input_names, inputs, strict=True))}
@@ -102,7 +103,8 @@ class StageModule(nn.Module):
                 env.update(zip(section.outputs, values, strict=True))
             else:
                 _run(section.steps, env)
-        return env[self.program.outputs[0]]
+        output, *others = (env[view] for view in self.program.outputs)
+        return (output, *others) if others else output
 
 
 def _registered(name: str) -> str:

@@ -19,11 +19,15 @@ from autoshard.graph.redistribute import local_sizes
 from autoshard.layout.mesh import Mesh
 from autoshard.plans.stage_sections import neighbours
 from autoshard.runtime.torch_backend.groups import Group
+from autoshard.spec.traced import HIDDEN
 
 Pair = tuple[int, int]
 """(sender, receiver) as ranks of the whole mesh."""
-Arriving = Callable[[], torch.Tensor]
-"""Waits for a tensor that is received, and returns it."""
+Sent = tuple[torch.Tensor, ...]
+"""What a stage sends to a neighbour: hidden activations, and an indexer's choice where the next stage sees it, too; or
+a gradient."""
+Arriving = Callable[[], Sent]
+"""Waits for what is received, and returns it."""
 
 
 class Transfers:
@@ -34,30 +38,35 @@ class Transfers:
         self.pipeline, self._pairs = pipeline, pairs
         self._sending = deque[dist.Work]()
 
-    def send(self, x: torch.Tensor, to: int) -> None:
-        """Starts to send x; `settle` waits for all that was sent. to: a rank of the whole mesh."""
+    def send(self, tensors: Sent, to: int) -> None:
+        """Starts to send; `settle` waits for all that was sent. to: a rank of the whole mesh."""
         while self._sending and self._sending[0].is_completed():
             self._sending.popleft()
-        x = x.detach().contiguous()
-        if self._pairs is None:
-            work = dist.isend(x, dst=to, group=self.pipeline.handle)
-        else:
-            mine = self.pipeline.ranks[self.pipeline.index]
-            work = dist.broadcast(x, src=mine, group=self._pairs[mine, to], async_op=True)
-        assert work is not None
-        self._sending.append(work)  # which holds x as long as it needs it
+        for tensor in tensors:
+            x = tensor.detach().contiguous()
+            if self._pairs is None:
+                work = dist.isend(x, dst=to, group=self.pipeline.handle)
+            else:
+                mine = self.pipeline.ranks[self.pipeline.index]
+                work = dist.broadcast(x, src=mine, group=self._pairs[mine, to], async_op=True)
+            assert work is not None
+            self._sending.append(work)  # which holds x as long as it needs it
 
-    def receive(self, into: torch.Tensor, sender: int) -> Arriving:
+    def receive(self, into: Sent, sender: int) -> Arriving:
         """Starts to receive from a rank of the whole mesh."""
-        if self._pairs is None:
-            work = dist.irecv(into, src=sender, group=self.pipeline.handle)
-        else:
-            mine = self.pipeline.ranks[self.pipeline.index]
-            work = dist.broadcast(into, src=sender, group=self._pairs[sender, mine], async_op=True)
-        assert work is not None
+        works = []
+        for tensor in into:
+            if self._pairs is None:
+                work = dist.irecv(tensor, src=sender, group=self.pipeline.handle)
+            else:
+                mine = self.pipeline.ranks[self.pipeline.index]
+                work = dist.broadcast(tensor, src=sender, group=self._pairs[sender, mine], async_op=True)
+            assert work is not None
+            works.append(work)
 
-        def arrived() -> torch.Tensor:
-            work.wait()
+        def arrived() -> Sent:
+            for work in works:
+                work.wait()
             return into
 
         return arrived
@@ -68,10 +77,23 @@ class Transfers:
             self._sending.popleft().wait()
 
 
-def output_sizes(program: Program) -> tuple[int, ...]:
-    """Sizes of the tensor that leaves a stage, on each of its ranks."""
-    (view,) = program.outputs
-    return local_sizes(program.graph, program.tensor(view).dims, program.states[view], program.axes)
+def room_for(program: Program, forward: bool, dtype: torch.dtype, device: torch.device) -> Sent:
+    """Tensors for what leaves a stage with this program on each of its ranks; else for the gradient that comes back.
+    dtype: of hidden activations."""
+
+    def room(view: str) -> torch.Tensor:
+        tensor = program.tensor(view)
+        sizes = local_sizes(program.graph, tensor.dims, program.states[view], program.axes)
+        return torch.empty(sizes, dtype=dtype if tensor.differentiable else torch.bool, device=device)
+
+    return tuple(room(view) for view in program.outputs if forward or program.tensor(view).differentiable)
+
+
+def received_inputs(program: Program, received: Sent) -> dict[str, torch.Tensor]:
+    """Inputs of a stage by name, which the stage before, with this program, has sent."""
+    hidden, *others = received
+    names = (program.tensor(view).name for view in program.outputs[1:])
+    return {HIDDEN: hidden, **dict(zip(names, others, strict=True))}
 
 
 def pair_groups(mesh: Mesh, rank: int, wraps: bool, timeout: timedelta | None) -> dict[Pair, dist.ProcessGroup]:
