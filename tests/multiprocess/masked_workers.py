@@ -16,11 +16,13 @@ from tests.multiprocess.models import MODELS
 from tests.multiprocess.plans import plan_of, strategy
 
 LAYOUTS = {
-    "tp": strategy(tp=2),
-    "pp": strategy(pp=2),
-    "dp": strategy(dp=2),
-    "cp": strategy(cp=2),
-    "pp, interleaved": strategy(pp=2, vpp=2),
+    "tp": ("llama", strategy(tp=2)),
+    "pp": ("llama", strategy(pp=2)),
+    "dp": ("llama", strategy(dp=2)),
+    "cp": ("llama", strategy(cp=2)),
+    "pp, interleaved": ("llama", strategy(pp=2, vpp=2)),
+    "one choice for two stages": ("glm 5.2", strategy(pp=2, layers=(1, 3))),
+    "one choice for two chunks": ("glm 5.2", strategy(pp=2, vpp=2)),
 }
 STEPS = 3
 
@@ -29,8 +31,8 @@ def masked(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
     """By layout: [loss, gradient norm, loss on other data] of each step, sharded and (rank 0) in one process."""
     connect(reporter)
     found = {}
-    for name, chosen in LAYOUTS.items():
-        plan = plan_of(MODELS["llama"], chosen, 4)
+    for name, (model, chosen) in LAYOUTS.items():
+        plan = plan_of(MODELS[model], chosen, 4)
         found[name] = {
             "sharded": train(plan, reporter.rank),
             "alone": train(one_process(plan), 0) if reporter.rank == 0 else [],
