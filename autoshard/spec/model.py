@@ -234,8 +234,12 @@ class ModelSpec:
 
     @cached_property
     def with_prediction_block(self) -> ModelSpec:
-        """The model with the block of its prediction module behind the others, like the last one of these."""
-        return self.some_blocks((*range(self.num_hidden_layers), self.num_hidden_layers - 1))
+        """The model with the block of its prediction module behind the others, like the last one of these; but where
+        blocks have indexers it has one of its own."""
+        longer = self.some_blocks((*range(self.num_hidden_layers), self.num_hidden_layers - 1))
+        if not self.indexer_types:
+            return longer
+        return replace(longer, indexer_types=(*self.indexer_types, OWN_INDEXER))
 
     @property
     def shares_embedding(self) -> bool:

@@ -448,11 +448,6 @@ def _check_shared_indexers(model: ModelSpec) -> None:
                     f"{model.chooser_of(layer)} chose; but layer_types says {word} of block {place}, not "
                     f"{FULL_ATTENTION}"
                 )
-    if model.multi_token_prediction is not None:
-        raise AutoshardError(
-            f"mtp_num_layers={model.multi_token_prediction.mtp_num_layers} of {of} is not supported where blocks see "
-            "the keys that another one's indexer chose (indexer_types)"
-        )
 
 
 def _mixers(model: ModelSpec) -> tuple[str, ...]:

@@ -1039,7 +1039,10 @@ CASES[2] |= {
         2,
     ),
 }
+MODELS["glm 5.2, predicting"] = replace(MODELS["glm 5.2"], multi_token_prediction=MultiTokenPrediction())
 CASES[2] |= {
+    "one choice for two stages, predicting": ("glm 5.2, predicting", strategy(pp=2, layers=(1, 3)), 3),
+    "one choice for two blocks, predicting, tp": ("glm 5.2, predicting", strategy(tp=2, recompute="full"), 2),
     "one choice for two stages": ("glm 5.2", strategy(pp=2, layers=(1, 3)), 3),
     "one choice for two stages, recompute all": ("glm 5.2", strategy(pp=2, layers=(3, 1), recompute="full"), 3),
     "one choice for two chunks": ("glm 5.2", strategy(pp=2, vpp=2, recompute="core_attention"), 4),

@@ -24,6 +24,10 @@ from tests.multiprocess.whole_module import whole_module
 from tests.whole_weights import from_checkpoint, to_checkpoint
 
 ROWS, TOKENS = 3, 24
+PREDICTING: dict[str, dict[str, Any]] = {name: CONFIGS[name] for name in ("deepseek v3", "glm4 moe")}
+PREDICTING["glm 5.2"] = {**CONFIGS["glm 5.2"], "mlp_layer_types": ["dense", "sparse", "sparse"]}
+ONE_BLOCK = {"num_hidden_layers": 1, "first_k_dense_replace": 0}
+LISTS_OF_ONE = {"mlp_layer_types": ["sparse"], "indexer_types": ["full"]}
 
 
 def _published(config: dict[str, Any], folder: Path) -> Any:
@@ -37,7 +41,8 @@ class Reference:
         self.model = _published(config, folder)
         self.depth, width = self.model.config.num_hidden_layers, self.model.config.hidden_size
         # one sparse block and the norm behind it, of a model whose other parameters are not used
-        self.behind = _published({**config, "num_hidden_layers": 1, "first_k_dense_replace": 0}, folder)
+        lists = {name: LISTS_OF_ONE[name] for name in LISTS_OF_ONE.keys() & config.keys()}
+        self.behind = _published({**config, **ONE_BLOCK, **lists}, folder)
         norm = type(self.model.model.norm)
         self.enorm: Any = norm(width, eps=self.model.config.rms_norm_eps)
         self.hnorm: Any = norm(width, eps=self.model.config.rms_norm_eps)
@@ -81,9 +86,9 @@ class Reference:
         return found
 
 
-@pytest.mark.parametrize("name", ["deepseek v3", "glm4 moe"])
+@pytest.mark.parametrize("name", PREDICTING)
 def test_loss_and_gradients_are_those_of_the_equations(name: str, tmp_path: Path) -> None:
-    reference = Reference(CONFIGS[name], tmp_path)
+    reference = Reference(PREDICTING[name], tmp_path)
     tensors = reference.save(tmp_path)
     model = huggingface_source(tmp_path).model
     assert model.multi_token_prediction is not None and model.num_hidden_layers == reference.depth
