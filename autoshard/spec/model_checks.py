@@ -9,6 +9,7 @@ from autoshard.files.fields import check_choice, check_flag, check_integer, chec
 from autoshard.spec.attention_heads import GlobalAttention
 from autoshard.spec.attention_scores import AttentionScores
 from autoshard.spec.branch_multipliers import BranchMultipliers
+from autoshard.spec.chunked_attention import ChunkedAttention
 from autoshard.spec.clamped_gate import ClampedGate
 from autoshard.spec.compressed_attention import CompressedAttention
 from autoshard.spec.dropout import Dropout
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
 def check_model(model: ModelSpec) -> None:
     """Raises AutoshardError with the first thing that is wrong with a model."""
     _check_fields(model)
-    _check_hyper_connections(model)
+    _check_needed(model, "hyper_connections", HyperConnections, "an hc_mult")
     _check_compressed_attention(model)
     _check_attention(model)
     _check_latent_attention(model)
@@ -194,10 +195,7 @@ def _check_global_attention(model: ModelSpec) -> None:
 def _check_latent_attention(model: ModelSpec) -> None:
     """Latent attention exactly where the model_type has it, with heads of its own for all keys."""
     latent, of = model.latent_attention, model.name
-    if not isinstance(latent, (LatentAttention, type(None))):
-        raise AutoshardError(f"latent_attention={show(latent)} of {of} must be an object with a kv_lora_rank")
-    if (objection := _needed_objection(model, "latent_attention")) is not None:
-        raise AutoshardError(objection)
+    _check_needed(model, "latent_attention", LatentAttention, "a kv_lora_rank")
     if latent is None:
         return
     if model.num_query_groups > 1:
@@ -215,22 +213,10 @@ def _check_latent_attention(model: ModelSpec) -> None:
             raise AutoshardError(f"{field}={show(value)} of {of} is not supported with latent attention; {right} is")
 
 
-def _check_hyper_connections(model: ModelSpec) -> None:
-    """Several streams exactly where the model_type has them."""
-    streams, of = model.hyper_connections, model.name
-    if not isinstance(streams, (HyperConnections, type(None))):
-        raise AutoshardError(f"hyper_connections={show(streams)} of {of} must be an object with an hc_mult")
-    if (objection := _needed_objection(model, "hyper_connections")) is not None:
-        raise AutoshardError(objection)
-
-
 def _check_compressed_attention(model: ModelSpec) -> None:
     """Compressed attention exactly where the model_type has it, with one key for all heads."""
     compressed, of = model.compressed_attention, model.name
-    if not isinstance(compressed, (CompressedAttention, type(None))):
-        raise AutoshardError(f"compressed_attention={show(compressed)} of {of} must be an object with an o_lora_rank")
-    if (objection := _needed_objection(model, "compressed_attention")) is not None:
-        raise AutoshardError(objection)
+    _check_needed(model, "compressed_attention", CompressedAttention, "an o_lora_rank")
     if compressed is None:
         return
     if model.num_key_value_heads != 1:
@@ -262,10 +248,7 @@ def _check_compressed_attention(model: ModelSpec) -> None:
 def _check_indexer(model: ModelSpec) -> None:
     """An indexer exactly where the model_type has it, with heads that positions turn, of compressed queries."""
     indexer, latent, of = model.indexer, model.latent_attention, model.name
-    if not isinstance(indexer, (Indexer, type(None))):
-        raise AutoshardError(f"indexer={show(indexer)} of {of} must be an object with an index_topk")
-    if (objection := _needed_objection(model, "indexer")) is not None:
-        raise AutoshardError(objection)
+    _check_needed(model, "indexer", Indexer, "an index_topk")
     if indexer is None or latent is None:
         return
     if latent.q_lora_rank is None:
@@ -287,12 +270,15 @@ def _check_indexer(model: ModelSpec) -> None:
         )
 
 
-def _needed_objection(model: ModelSpec, field: str) -> str | None:
-    """Why a model has a field that its family has not, and which have it, or the reverse; None where both agree."""
-    has, of = getattr(model, field) is not None, f"model_type={model.model_type} of {model.name}"
-    if has == (field in model.family.needs):
-        return None
-    return f"{of} has no {field}; that is of {with_trait(field)}" if has else f"{of} needs {field}, which is absent"
+def _check_needed(model: ModelSpec, field: str, kind: type, holding: str) -> None:
+    """An object in this field exactly where the model_type has it. holding: what the object must have, for an error."""
+    value, of = getattr(model, field), f"model_type={model.model_type} of {model.name}"
+    if not isinstance(value, (kind, type(None))):
+        raise AutoshardError(f"{field}={show(value)} of {model.name} must be an object with {holding}")
+    if value is not None and field not in model.family.needs:
+        raise AutoshardError(f"{of} has no {field}; that is of {with_trait(field)}")
+    if value is None and field in model.family.needs:
+        raise AutoshardError(f"{of} needs {field}, which is absent")
 
 
 def _check_experts(model: ModelSpec) -> None:
@@ -353,8 +339,7 @@ def _check_experts(model: ModelSpec) -> None:
 
 def _check_kinds(model: ModelSpec) -> None:
     """A word for each block, where blocks differ."""
-    if (objection := _needed_objection(model, "chunked_attention")) is not None:
-        raise AutoshardError(objection)
+    _check_needed(model, "chunked_attention", ChunkedAttention, "an attention_chunk_size")
     none = (NONE,) if model.family.has_one_branch else ()
     words = {
         "layer_types": (*_mixers(model), *none),
@@ -462,10 +447,7 @@ def _mixers(model: ModelSpec) -> tuple[str, ...]:
 def _check_branch_multipliers(model: ModelSpec) -> None:
     """Constants of branches exactly where the model_type has them, and there no biases, which they would scale too."""
     constants, of = model.branch_multipliers, model.name
-    if not isinstance(constants, (BranchMultipliers, type(None))):
-        raise AutoshardError(f"branch_multipliers={show(constants)} of {of} must be an object with constants")
-    if (objection := _needed_objection(model, "branch_multipliers")) is not None:
-        raise AutoshardError(objection)
+    _check_needed(model, "branch_multipliers", BranchMultipliers, "constants")
     for field in ("attention_bias", "mlp_bias"):
         if constants is not None and getattr(model, field):
             raise AutoshardError(f"{field}=True of {of} is not supported with branch_multipliers; False is")
