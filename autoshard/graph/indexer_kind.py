@@ -22,7 +22,8 @@ class ChooseKeys(OperatorKind):
         score(query, key) = sum over heads of w relu(q k) / sqrt(index_dim index_head)
 
     Attributes: top_k, keys that are chosen, of equal scores the first; eps, of the norm; those of Rope. A query that
-    has no more keys before it sees all of them.
+    has no more keys before it sees all of them. With the attribute documents, DOCUMENT_STARTS is one more input, and a
+    query has the keys of its own document alone.
 
     Split over the sequence, each rank scores its own queries, and gathers the keys, which all heads share. Nothing has
     a gradient, nothing is kept, and backward does nothing: the mask is kept by who reads it.
@@ -35,7 +36,8 @@ class ChooseKeys(OperatorKind):
         """Projections, and the scores of the keys before each query, of the fullest rank: where the sequence is split,
         the last one has most."""
         tokens = prod(sizes[dim] for dim in op.loop_dims)
-        weights = (num_elements(graph, name, sizes) for name in op.inputs[2:] if len(graph.tensors[name].dims) > 1)
+        parameters = (graph.tensors[name] for name in op.inputs if graph.tensors[name].role == "parameter")
+        weights = (num_elements(graph, one.name, sizes) for one in parameters if len(one.dims) > 1)
         heads, width = sizes["index_head"], sizes["index_dim"]
         keys = seen_keys(graph, sizes)
         return 2.0 * tokens * (sum(weights) + keys * heads * (width + 1))

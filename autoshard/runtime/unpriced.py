@@ -18,8 +18,8 @@ def document_masks(plan: Plan) -> str:
 
 def document_mask_bytes(plan: Plan) -> int:
     """Bytes of the masks that attention keeps of a microbatch, on the device that keeps most; the blocks of a stage
-    that see alike share one. Rings, plain attention, and scores with a cap or sinks keep none, and attention in tiles,
-    where masks would be large."""
+    that see alike share one. Rings, plain attention, and scores with a cap or sinks keep none, nor do chosen keys, and
+    attention in tiles, where masks would be large."""
     strategy, training = plan.strategy, plan.training
     keys = training.sequence_length
     queries = keys if strategy.context_parallel == "ulysses" else keys // strategy.cp
@@ -35,5 +35,5 @@ def _masks_kept(plan: Plan, stage: Stage) -> int:
     kinds = [kind for kind, _ in plan.model.kind_counts(stage.first_layer, stage.stop_layer)]
     found = [op.attributes for op in plan.graph(kinds, False, False).operators if op.kind == "attention"]
     kept = [one for one in found if one["kernel"] != "plain" and one.get("context_parallel") not in RINGS]
-    whole = [one for one in kept if one.get("softcap") is None and not one.get("sinks")]
+    whole = [one for one in kept if one.get("softcap") is None and not one.get("sinks") and not one.get("chosen")]
     return len({(one["sliding_window"], one.get("chunk")) for one in whole})

@@ -1043,6 +1043,9 @@ MODELS["glm 5.2, predicting"] = replace(MODELS["glm 5.2"], multi_token_predictio
 CASES[2] |= {
     "one choice for two stages, predicting": ("glm 5.2, predicting", strategy(pp=2, layers=(1, 3)), 3),
     "one choice for two blocks, predicting, tp": ("glm 5.2, predicting", strategy(tp=2, recompute="full"), 2),
+    "packed documents, one choice for two stages": ("glm 5.2", strategy(pp=2, layers=(1, 3), recompute="full"), 3),
+    "packed documents, chosen keys, tp": ("deepseek v3.2", strategy(tp=2), 2),
+    "packed documents, chosen keys, cp": ("hy4", strategy(cp=2, ep=2), 2),
     "one choice for two stages": ("glm 5.2", strategy(pp=2, layers=(1, 3)), 3),
     "one choice for two stages, recompute all": ("glm 5.2", strategy(pp=2, layers=(3, 1), recompute="full"), 3),
     "one choice for two chunks": ("glm 5.2", strategy(pp=2, vpp=2, recompute="core_attention"), 4),

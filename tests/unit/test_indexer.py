@@ -17,6 +17,7 @@ from autoshard.errors import AutoshardError
 from autoshard.explanation.describe import _facts
 from autoshard.files.codec import from_json, to_json
 from autoshard.graph.count import forward_collectives, loop_sizes, operator_work, total_flops
+from autoshard.graph.operator_kind import DOCUMENT_STARTS
 from autoshard.graph.operators import KINDS
 from autoshard.graph.partition import OperatorStep, Program, RedistributeStep
 from autoshard.graph.recompute import kept_activations
@@ -31,6 +32,7 @@ from autoshard.planner.request import PlanRequest
 from autoshard.runtime.options import RunOptions
 from autoshard.runtime.rehearse import rehearse
 from autoshard.runtime.run import _backend
+from autoshard.runtime.unpriced import document_mask_bytes
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.dropout import Dropout
 from autoshard.spec.indexer import Indexer
@@ -451,12 +453,26 @@ def test_flops_of_pools_by_hand(cp: int) -> None:
     assert kind.tile_bytes(step.operator, program.graph, sizes) == (4 + 2) * 6 * SEQ / cp * SEQ / 4
 
 
-def test_documents_of_a_row_cannot_be_kept_apart() -> None:
+def test_pools_of_keys_do_not_end_with_documents() -> None:
+    model = replace(MODELS["glm 5.3"], layer_types=("full_attention",) * 4, linear_attention=None)
     with pytest.raises(AutoshardError) as raised:
-        _backend(plan_of(TINY, strategy(), 1), RunOptions(document_mask=True), in_cluster=False)
+        _backend(plan_of(model, strategy(), 1), RunOptions(document_mask=True), in_cluster=False)
     assert str(raised.value) == (
-        "document_mask: the indexer of tiny-llama chooses keys of whole rows; leave it out, or give each document a row"
+        "document_mask: the indexer of tiny-llama chooses pools of whole rows; leave it out, or give each document a "
+        "row"
     )
+
+
+def test_an_indexer_knows_documents_and_attention_sees_what_it_chose() -> None:
+    """No mask of documents is kept beside its choice, and where documents begin is no weight of it."""
+    plan = plan_of(TINY, strategy(), 1)
+    without, documents = (plan.program(range(1), False, False, documents=one) for one in (False, True))
+    steps = [step for step in documents.steps if isinstance(step, OperatorStep)]
+    told = [step.operator.kind for step in steps if DOCUMENT_STARTS in step.operator.inputs]
+    assert told == ["choose_keys"]
+    work = [operator_work(program, indexer_step(program)) for program in (without, documents)]
+    assert work[0].flops == work[1].flops
+    assert document_mask_bytes(plan) == 0
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -37,13 +37,15 @@ def choose_keys(context: Context, step: OperatorStep) -> Kernel:
         norm: torch.Tensor,
         norm_bias: torch.Tensor,
         weights_proj: torch.Tensor,
+        starts: torch.Tensor | None = None,
     ) -> torch.Tensor:
         q = turn_queries(F.linear(compressed, wq_b.flatten(0, 1)).unflatten(-1, (heads, width)))
         made = at_least_fp32(F.linear(h, wk))
         k = turn_keys(F.layer_norm(made, (width,), norm.to(made), norm_bias.to(made), eps).to(h.dtype))
         if group is not None:
             k = all_gather(k, group, 1)
-        return best_seen(h, q, k, at_least_fp32(weights_proj) * scale, visible, top_k)
+        first = None if starts is None else starts[:, visible.to(starts.device) - 1]
+        return best_seen(h, q, k, at_least_fp32(weights_proj) * scale, visible, top_k, first)
 
     return lambda *inputs: torch.no_grad()(run)(*inputs)
 
@@ -79,10 +81,17 @@ def choose_pools(context: Context, step: OperatorStep) -> Kernel:
 
 
 def best_seen(
-    h: torch.Tensor, q: torch.Tensor, k: torch.Tensor, of_heads: torch.Tensor, visible: torch.Tensor, top_k: int
+    h: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    of_heads: torch.Tensor,
+    visible: torch.Tensor,
+    top_k: int,
+    first_seen: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Bool [batch, queries, columns], True for the top_k columns of each query that score most, of those that it may
-    see: the first `visible` [queries], which grow with the query. Some heads at a time, for a tile of queries.
+    see: the first `visible` [queries], which grow with the query, but for those before `first_seen` [batch, queries].
+    Some heads at a time, for a tile of queries.
 
     h [batch, queries, embed] weighs heads by of_heads [heads, embed]; q [batch, queries, heads, width]; k [batch,
     columns, width].
@@ -98,8 +107,11 @@ def best_seen(
         weights = F.linear(h[:, tile].to(of_heads.dtype), of_heads)
         several = zip(q[:, tile].split(at_once, 2), weights.split(at_once, 2), strict=True)
         scores = reduce(torch.Tensor.add_, (weighed_scores(some, k[:, :stop], weight) for some, weight in several))
-        behind = torch.arange(stop, device=h.device) >= visible[tile].to(h.device).unsqueeze(1)
-        seen[:, tile, :stop] = best(scores.masked_fill_(behind, float("-inf")), top_k) & ~behind
+        column = torch.arange(stop, device=h.device)
+        hidden = column >= visible[tile].to(h.device).unsqueeze(1)
+        if first_seen is not None:
+            hidden = hidden | (column < first_seen[:, tile].unsqueeze(-1))
+        seen[:, tile, :stop] = best(scores.masked_fill_(hidden, float("-inf")), top_k) & ~hidden
     return seen
 
 
