@@ -1,9 +1,9 @@
-"""Keep attention inside documents if several of them share a row.
+"""Keep documents apart if several of them share a row.
 
 The graph gets one more input: for each place of a row, where its document begins. A query sees the keys from there to
 itself, and learned positions count from there (rotary ones only tell distances: they are the same either way). Where an
-indexer chooses keys, it chooses among those, and attention sees what it chose. Every rank has the whole rows of its
-sequences, so nothing more is communicated, however ranks share a sequence.
+indexer chooses keys, it chooses among those, and attention sees what it chose. Convolutions and recurrences begin anew
+there. Every rank has the whole rows of its sequences, so nothing more is communicated, however ranks share a sequence.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ from dataclasses import replace
 
 from autoshard.graph.ir import INDEX_BYTES, Graph, Operator, Tensor
 from autoshard.graph.operator_kind import DOCUMENT_STARTS
+from autoshard.graph.recurrent_kinds import RECURRENCES
 
-_READERS = ("attention", "choose_keys", "position_embedding")
+_READERS = ("attention", "choose_keys", "position_embedding", *RECURRENCES)
 
 
 def with_documents(graph: Graph) -> Graph:
-    """The graph whose attention, indexers and learned positions read one more input, DOCUMENT_STARTS [batch, row]."""
+    """The graph whose operators that mix tokens, indexers and learned positions read one more input, DOCUMENT_STARTS
+    [batch, row]."""
 
     def told(op: Operator) -> Operator:
         if op.kind not in _READERS or op.attributes.get("chosen"):

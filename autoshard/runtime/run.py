@@ -96,11 +96,6 @@ def _backend(plan: Plan, options: RunOptions, in_cluster: bool) -> str:
         if on_trainium:
             check_here(plan)
     check_runs(BACKENDS[chosen], plan.training.precision)
-    if options.document_mask and plan.model.is_recurrent:
-        raise AutoshardError(
-            f"document_mask: {plan.model.name} has recurrences or convolutions, which go on from document to document; "
-            "leave it out, or give each document a row"
-        )
     if options.document_mask and plan.model.compressed_attention is not None:
         raise AutoshardError(
             f"document_mask: entries of {plan.model.name} stand for pieces of whole rows; leave it out, or give each "

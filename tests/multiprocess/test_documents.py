@@ -18,6 +18,7 @@ from tests.multiprocess.plans import FP64, plan_of, strategy
 
 LENGTHS = ((6, 7, 3), (16,))
 """Of the documents of two rows."""
+RECURRENT = [name for name, model in MODELS.items() if model.is_recurrent and model.indexer is None]
 
 
 def session(plan: Plan, documents: bool) -> Session:
@@ -50,6 +51,7 @@ def test_a_query_sees_its_own_document_up_to_itself() -> None:
         ("deepseek v3.2", "flash", "none"),  # an indexer chooses among the keys of a document
         ("glm 5.2", "plain", "full"),
         ("hy4", "flash", "core_attention"),
+        *((name, "flash", "none") for name in RECURRENT),
     ],
 )
 def test_packed_rows_equal_documents_trained_separately(

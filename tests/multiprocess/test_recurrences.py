@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
-from itertools import product
+from itertools import accumulate, pairwise, product
 from typing import Any
 
 import pytest
@@ -23,6 +23,8 @@ from autoshard.runtime.torch_backend.kernels import kernel
 from autoshard.runtime.torch_backend.recomputing_ops import OffsetLayerNorm
 from autoshard.runtime.torch_backend.recurrences import (
     GROUPS,
+    _activated,
+    _convolved,
     _delta_rule,
     _scan,
     gated_delta_rule,
@@ -174,8 +176,13 @@ def scan_of_transformers(*values: torch.Tensor) -> torch.Tensor:
     return found
 
 
-def scan_in_chunks(*values: torch.Tensor) -> torch.Tensor:
-    return _scan(*(x.unsqueeze(dim) for x, dim in zip(values, GROUPS, strict=True)), chunk=16).squeeze(2)
+def scan_in_chunks(*values: torch.Tensor, starts: torch.Tensor | None = None) -> torch.Tensor:
+    grouped = (x.unsqueeze(dim) for x, dim in zip(values, GROUPS, strict=True))
+    return _scan(*grouped, chunk=16, starts=starts).squeeze(2)
+
+
+def conv_inputs(dtype: torch.dtype, seq: int) -> Values:
+    return numbers(dtype, (BATCH, seq, HEADS, KEY), (HEADS, KEY, 4), (HEADS, KEY))
 
 
 Function = Callable[..., torch.Tensor]
@@ -211,6 +218,38 @@ def test_chunks_are_the_recurrence(
     values = inputs(torch.float64, seq)
     for found, expected in zip(with_gradients(chunked, values), with_gradients(by_token, values), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
+
+
+DOCUMENTS = ((70, 1, 2, 64, 23), (160,))
+"""Lengths of the documents of two rows: borders within a chunk, at its ends, and chunks without one."""
+
+
+@pytest.mark.parametrize(
+    ("function", "inputs", "sequences"),
+    [
+        (partial(_delta_rule, by_channel=False), delta_inputs, 5),
+        (partial(_delta_rule, by_channel=True), channel_inputs, 5),
+        (partial(_delta_rule, by_channel=True, lower_bound=-5.0), channel_inputs, 5),
+        (scan_in_chunks, scan_inputs, 4),
+        (partial(_convolved), conv_inputs, 1),
+        (partial(_activated), conv_inputs, 1),
+    ],
+)
+def test_documents_of_a_row_know_nothing_of_each_other(function: Function, inputs: Inputs, sequences: int) -> None:
+    """Output and gradients are those of each document by itself."""
+    values, seq = inputs(torch.float64, sum(DOCUMENTS[0])), sum(DOCUMENTS[0])
+    starts = torch.zeros(BATCH, seq, dtype=torch.long)
+    alone = torch.zeros(function(*values, starts=None).shape, dtype=torch.float64)
+    for row, lengths in enumerate(DOCUMENTS):
+        for begin, end in pairwise(accumulate(lengths, initial=0)):
+            starts[row, begin:end] = begin
+            own = (x[row : row + 1, begin:end] if place < sequences else x for place, x in enumerate(values))
+            alone[row, begin:end] = function(*own, starts=None)[0]
+    expected = torch.autograd.grad((alone * alone.detach().cos()).sum(), values)
+    together = function(*values, starts=starts)
+    torch.testing.assert_close(together, alone, rtol=1e-12, atol=1e-12)
+    found = torch.autograd.grad((together * together.detach().cos()).sum(), values)
+    torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-11)
 
 
 def test_channels_that_fade_fast_and_slowly_are_as_exact_in_fp32() -> None:

@@ -19,14 +19,12 @@ from autoshard.layout.mesh import build_mesh
 from autoshard.layout.sharding import stage_program
 from autoshard.models.registry import load_model
 from autoshard.models.stage import dim_sizes, stage_graph
-from autoshard.runtime.options import RunOptions
-from autoshard.runtime.run import _backend
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.linear_attention import LinearAttention, Mamba
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import TrainingSpec, load_precision
 from tests.multiprocess.models import MODELS
-from tests.multiprocess.plans import plan_of, strategy
+from tests.multiprocess.plans import strategy
 
 NEXT, GRANITE, LFM2, KIMI, FALCON = map(
     load_model, ("qwen3-next-80b-a3b", "granite-4.0-h-micro", "lfm2-1.2b", "kimi-linear-48b-a3b", "falcon-h1-7b")
@@ -169,17 +167,6 @@ def test_what_does_not_fit_the_blocks_is_said(fields: dict[str, Any], text: str)
     with pytest.raises(AutoshardError) as raised:
         replace(NEXT, **fields)
     assert str(raised.value) == text
-
-
-@pytest.mark.parametrize("name", ["qwen3 next", "lfm2", "lfm3", "falcon h1", "bamba"])
-def test_documents_of_a_row_cannot_be_kept_apart(name: str) -> None:
-    plan = plan_of(MODELS[name], strategy(), 1)
-    with pytest.raises(AutoshardError) as raised:
-        _backend(plan, RunOptions(document_mask=True), in_cluster=False)
-    assert str(raised.value) == (
-        "document_mask: tiny-llama has recurrences or convolutions, which go on from document to document; leave "
-        "it out, or give each document a row"
-    )
 
 
 def test_a_block_with_both_mixers_is_one_kind() -> None:

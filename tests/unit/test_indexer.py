@@ -454,9 +454,8 @@ def test_flops_of_pools_by_hand(cp: int) -> None:
 
 
 def test_pools_of_keys_do_not_end_with_documents() -> None:
-    model = replace(MODELS["glm 5.3"], layer_types=("full_attention",) * 4, linear_attention=None)
     with pytest.raises(AutoshardError) as raised:
-        _backend(plan_of(model, strategy(), 1), RunOptions(document_mask=True), in_cluster=False)
+        _backend(plan_of(MODELS["glm 5.3"], strategy(), 1), RunOptions(document_mask=True), in_cluster=False)
     assert str(raised.value) == (
         "document_mask: the indexer of tiny-llama chooses pools of whole rows; leave it out, or give each document a "
         "row"

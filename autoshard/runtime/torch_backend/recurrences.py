@@ -1,7 +1,8 @@
 """Computes blocks that mix tokens by a recurrence: causal convolution, gated delta rule, Mamba-2's state space.
 
 In FP32 (or FP64), in chunks: within a chunk matrix products, from chunk to chunk the recurrence. They keep their inputs
-alone; backward computes forward again.
+alone; backward computes forward again. Where several documents share a row, one more input says where the document of
+each token starts: a convolution sees no token before that, and at the first token of a document all of a state fades.
 """
 
 from __future__ import annotations
@@ -48,18 +49,32 @@ def _in_order(
     return lambda *values: Again.apply(ordered, slices, *values)
 
 
+def _told_apart(step: OperatorStep, kernel: Callable[[torch.Tensor | None], Kernel]) -> Kernel:
+    """The kernel of an operator. kernel: makes it for where the document of each token starts [batch, row], which is
+    the last input where documents are told apart; None where they are not."""
+    if not step.operator.attributes.get("documents"):
+        return kernel(None)
+    return lambda *values: kernel(values[-1])(*values[:-1])
+
+
 def causal_conv(context: Context, step: OperatorStep) -> Kernel:
     """The kernel of a causal convolution: x [batch, seq, channels...], weight [channels..., tap] and perhaps a bias
     [channels...] -> a tensor like x."""
-    activates = bool(step.operator.attributes.get("activates", True))
-    return _in_order(context, step, _activated if activates else _convolved, 1)
+    function = _activated if step.operator.attributes.get("activates", True) else _convolved
+    return _told_apart(step, lambda starts: _in_order(context, step, partial(function, starts=starts), 1))
 
 
-def _activated(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    return F.silu(_convolved(x, weight, bias))
+def _activated(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, starts: torch.Tensor | None
+) -> torch.Tensor:
+    return F.silu(_convolved(x, weight, bias, starts=starts))
 
 
-def _convolved(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+def _convolved(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, starts: torch.Tensor | None
+) -> torch.Tensor:
+    if starts is not None:
+        return _convolved_inside(x, weight, bias, starts)
     flat, taps = x.flatten(2).transpose(1, 2), weight.shape[-1]
     out = F.conv1d(
         F.pad(flat, (taps - 1, 0)),
@@ -70,24 +85,51 @@ def _convolved(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None 
     return out.transpose(1, 2).reshape(x.shape)
 
 
+def _convolved_inside(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, starts: torch.Tensor
+) -> torch.Tensor:
+    """The convolution of each document by itself, tap by tap."""
+    taps, seq = weight.shape[-1], x.shape[1]
+    since = torch.arange(seq, device=x.device) - starts  # the start of each token's document
+    flat, each = at_least_fp32(x.flatten(2)), at_least_fp32(weight.flatten(0, -2))
+    out = flat * each[:, -1]
+    for apart in range(1, min(taps, seq)):
+        before = F.pad(flat[:, :-apart], (0, 0, apart, 0)).masked_fill((since < apart).unsqueeze(-1), 0)
+        out = out + before * each[:, -1 - apart]
+    return (out if bias is None else out + bias.flatten()).view(x.shape).to(x.dtype)
+
+
+def _forgets(decay: torch.Tensor, starts: torch.Tensor | None) -> torch.Tensor:
+    """The logarithms of what tokens leave of a state [batch, seq, ...]: nothing at the first token of a document."""
+    if starts is None:
+        return decay
+    begins = starts == torch.arange(starts.shape[1], device=starts.device)
+    return decay.masked_fill(begins.view(*begins.shape, *(1,) * (decay.dim() - 2)), float("-inf"))
+
+
 def gated_delta_rule(context: Context, step: OperatorStep) -> Kernel:
     """The kernel of the gated delta rule: q, k [batch, seq, head, width], v [batch, seq, head, group, width], b, a
     [batch, seq, head, group], A_log, dt_bias [head, group] -> a tensor like v. Where each channel of a key fades by
     itself: a [batch, seq, head, width], A_log [head], dt_bias [head, width]."""
     by_channel, form = fades_by_channel(step.operator, context.graph), step.operator.attributes
-    rule = partial(
-        _delta_rule, by_channel=by_channel, beta_scale=form.get("beta_scale"), lower_bound=form.get("lower_bound")
-    )
-    if not by_channel:
-        return _in_order(context, step, rule, 5)
+    beta_scale, lower_bound = form.get("beta_scale"), form.get("lower_bound")
 
-    def run(*values: torch.Tensor) -> torch.Tensor:
-        _, seq, heads, width = values[0].shape
-        _, some = scan_tile(1, heads, int(numbers_of_head(seq, width)))
-        slices = WHOLE if some == heads else Slices((2, 2, 2, 2, 2, 0, 0), some)
-        return _in_order(context, step, rule, 5, slices)(*values)
+    def kernel(starts: torch.Tensor | None) -> Kernel:
+        rule = partial(
+            _delta_rule, by_channel=by_channel, beta_scale=beta_scale, lower_bound=lower_bound, starts=starts
+        )
+        if not by_channel:
+            return _in_order(context, step, rule, 5)
 
-    return run
+        def run(*values: torch.Tensor) -> torch.Tensor:
+            _, seq, heads, width = values[0].shape
+            _, some = scan_tile(1, heads, int(numbers_of_head(seq, width)))
+            slices = WHOLE if some == heads else Slices((2, 2, 2, 2, 2, 0, 0), some)
+            return _in_order(context, step, rule, 5, slices)(*values)
+
+        return run
+
+    return _told_apart(step, kernel)
 
 
 def _delta_rule(
@@ -102,15 +144,17 @@ def _delta_rule(
     by_channel: bool,
     beta_scale: Any = None,
     lower_bound: Any = None,
+    starts: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The rule as in arXiv 2412.06464, section 3.3, or with by_channel as in arXiv 2510.26692, section 3: within a
     chunk, values that the state of its start already answers are taken off by the inverse of a triangular matrix.
     beta_scale: by which the sigmoid of b is multiplied; None: by nothing. lower_bound: the least logarithm of what a
-    token leaves; None: there is none."""
+    token leaves; None: there is none. starts: of documents [batch, seq]."""
     dtype, seq = v.dtype, v.shape[1]
     q, k, v, b, a, a_log, dt_bias = map(at_least_fp32, (q, k, v, b, a, a_log, dt_bias))
     rate = a_log.exp().unsqueeze(-1) if by_channel else a_log.exp()
     decay = -rate * F.softplus(a + dt_bias) if lower_bound is None else lower_bound * (rate * (a + dt_bias)).sigmoid()
+    decay = _forgets(decay, starts)
     chunk = min(DELTA_CHUNK, seq + -seq % DELTA_BLOCK if by_channel else seq)
     # [batch, head, group, chunk, token, width]; queries and keys are those of all value heads in their group
     q, k = (_chunks(_unit(x), chunk).permute(0, 3, 1, 2, 4).unsqueeze(2) for x in (q, k))
@@ -188,20 +232,23 @@ def state_space_scan(context: Context, step: OperatorStep) -> Kernel:
     state], A_log, D, dt_bias [head] -> a tensor like x. Groups of heads, each with its B and C, are a dim more."""
     chunk: Any = step.operator.attributes["chunk_size"]
 
-    def run(slices: Slices, values: Sequence[torch.Tensor]) -> torch.Tensor:
-        return _in_order(context, step, lambda *some: _scan(*some, chunk=chunk), 4, slices)(*values)
+    def kernel(starts: torch.Tensor | None) -> Kernel:
+        function = partial(_scan, chunk=chunk, starts=starts)
 
-    def scan(*values: torch.Tensor) -> torch.Tensor:
-        _, seq, groups, heads = values[1].shape
-        some_groups, some_heads = scan_tile(groups, heads, seq * min(chunk, seq))
-        if some_heads == heads:
-            return run(Slices(GROUPS, some_groups), values)
-        each = zip(*(x.split(1, dim) for x, dim in zip(values, GROUPS, strict=True)), strict=True)
-        return torch.cat([run(Slices(HEADS, some_heads), one) for one in each], 2)
+        def scan(*values: torch.Tensor) -> torch.Tensor:
+            _, seq, groups, heads = values[1].shape
+            some_groups, some_heads = scan_tile(groups, heads, seq * min(chunk, seq))
+            if some_heads == heads:
+                return _in_order(context, step, function, 4, Slices(GROUPS, some_groups))(*values)
+            each = zip(*(x.split(1, dim) for x, dim in zip(values, GROUPS, strict=True)), strict=True)
+            of_heads = _in_order(context, step, function, 4, Slices(HEADS, some_heads))
+            return torch.cat([of_heads(*one) for one in each], 2)
 
-    if "mamba_group" in step.operator.loop_dims:
-        return scan
-    return lambda *values: scan(*(x.unsqueeze(dim) for x, dim in zip(values, GROUPS, strict=True))).squeeze(2)
+        if "mamba_group" in step.operator.loop_dims:
+            return scan
+        return lambda *values: scan(*(x.unsqueeze(dim) for x, dim in zip(values, GROUPS, strict=True))).squeeze(2)
+
+    return _told_apart(step, kernel)
 
 
 def _scan(
@@ -214,15 +261,16 @@ def _scan(
     dt_bias: torch.Tensor,
     *,
     chunk: int,
+    starts: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The scan as in arXiv 2405.21060, section 6: x [batch, seq, group, head, width], dt [batch, seq, group, head], b,
-    c [batch, seq, group, state], others [group, head]."""
+    c [batch, seq, group, state], others [group, head]. starts: of documents [batch, seq]."""
     dtype, seq, given = x.dtype, x.shape[1], x
     x, dt, b, c, a_log, d, dt_bias = map(at_least_fp32, (x, dt, b, c, a_log, d, dt_bias))
     dt = F.softplus(dt + dt_bias)
     chunk = min(chunk, seq)
     # [batch, group, head, chunk, token, width]; B and C are those of all heads of a group
-    decay = _chunks(-a_log.exp() * dt, chunk).permute(0, 3, 4, 1, 2)
+    decay = _chunks(_forgets(-a_log.exp() * dt, starts), chunk).permute(0, 3, 4, 1, 2)
     values = _chunks(x * dt.unsqueeze(-1), chunk).permute(0, 3, 4, 1, 2, 5)
     b, c = (_chunks(one, chunk).permute(0, 3, 1, 2, 4).unsqueeze(2) for one in (b, c))
     since, between = decay.cumsum(-1).exp(), _kept_between(decay)
