@@ -88,17 +88,23 @@ class Manifest:
         return json.dumps({"format_version": FORMAT_VERSION, "sha256": _digest(content), "content": content}) + "\n"
 
     def check_model(self, model: ModelSpec, where: Path | Folder) -> None:
-        """Raise AutoshardError naming a field in which the model differs; its name and dropout may differ.
+        """Raise AutoshardError naming a field in which the model differs; its name and dropout may differ, and of a
+        traced module the tokens of the trace.
 
         where: names the checkpoint in the error.
         """
-        if (apart := first_difference(self.model, to_json(model), _NOT_OF_STATE)) is not None:
+        if (apart := first_difference(self.model, to_json(model), (*_NOT_OF_STATE, *of_the_trace(model)))) is not None:
             raise AutoshardError(f"checkpoint {where} is of another model: {apart}")
 
     @property
     def dropout(self) -> Dropout:
         """The dropout that the model was trained with."""
         return from_json(Dropout, self.model.get("dropout", to_json(NO_DROPOUT)), "dropout of the checkpoint's model")
+
+
+def of_the_trace(model: ModelSpec) -> tuple[str, ...]:
+    """The field of a traced model that says how long the trace was, which is nothing of its weights; none of others."""
+    return () if model.traced_length is None else ("max_position_embeddings",)
 
 
 def read_manifest(folder: Path | Folder) -> Manifest:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from autoshard.checkpoint.layout import parameter_shapes
-from autoshard.checkpoint.manifest import WEIGHTS
+from autoshard.checkpoint.manifest import WEIGHTS, of_the_trace
 from autoshard.checkpoint.store import MANIFEST
 from autoshard.checkpoint.tensor_file import checksum
 from autoshard.conversion.dtypes import BY_CONFIG_NAME, CONFIG_NAMES, TABLE
@@ -209,9 +209,11 @@ def _model(folder: Path, given: ModelSpec | str | None) -> ModelSpec:
 def source_for(source: Source, plan: Plan) -> Source:
     """The weights that a plan's model has: without those of a prediction module where the plan trains none.
 
-    Raises AutoshardError naming a field in which their model is not the plan's; its name and losses may differ.
+    Raises AutoshardError naming a field in which their model is not the plan's; its name and losses may differ, and of
+    a traced module the tokens of the trace.
     """
-    if (apart := first_difference(to_json(source.model), to_json(plan.model), _NOT_OF_WEIGHTS)) is not None:
+    may_differ = (*_NOT_OF_WEIGHTS, *of_the_trace(plan.model))
+    if (apart := first_difference(to_json(source.model), to_json(plan.model), may_differ)) is not None:
         raise AutoshardError(f"{source.form} is of another model than the plan: {apart}")
     here, there = source.model.multi_token_prediction, plan.model.multi_token_prediction
     if there is not None and here is None:

@@ -17,13 +17,18 @@ TEXT_ALONE = "the text model alone is planned"
 
 def input_notes(model: ModelSpec, training: TrainingSpec, backend: str) -> Iterator[str]:
     """Sentences on positions beyond those of the model, what it drops, what is left out of it, what does not run."""
-    length, positions = training.sequence_length, model.max_position_embeddings
-    if length > positions:
+    length, positions, traced = training.sequence_length, model.max_position_embeddings, model.traced_length
+    if traced is not None and length > traced:
+        yield (
+            f"seq-len {length:,} is beyond the {traced:,} tokens that {model.name} was traced for: a longer window is "
+            "not in the plan; plan its module at that length"
+        )
+    elif length > positions:
         yield f"seq-len {length:,} is beyond the {positions:,} positions that {model.name} was made for"
     if model.dropout:
         yield f"dropout {model.dropout}: the same elements in every layout; evaluation drops nothing"
     if model.graph is not None:
-        yield f"{model.name} was traced with {min(length, LONGEST_TRACE):,} tokens, without dropout"
+        yield f"{model.name} was traced with {min(traced or length, LONGEST_TRACE):,} tokens, without dropout"
     if model.indexer is not None:
         told = "indexers are loaded, not learned; attention computes the scores of all keys, and MFU counts it alone"
         own = model.indexer_types.count(OWN_INDEXER)

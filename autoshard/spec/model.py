@@ -394,6 +394,12 @@ class ModelSpec:
         return None if self.rope_scaling is None else self.rope_scaling.original_max_position_embeddings
 
     @property
+    def traced_length(self) -> int | None:
+        """Tokens of the sequences that its module was traced for, which `max_position_embeddings` has; None where none
+        was traced, and where positions are learned and that field counts them."""
+        return None if self.graph is None or self.rope_theta is None else self.max_position_embeddings
+
+    @property
     def rotary_dim(self) -> int:
         """Numbers of each head that rotary positions turn; of the first of `heads`."""
         if self.latent_attention is not None:

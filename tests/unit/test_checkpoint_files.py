@@ -38,6 +38,7 @@ from autoshard.models.registry import load_model
 from autoshard.spec.dropout import Dropout
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.rope import RopeScaling
+from tests.traced_models import ODD
 
 LLAMA = load_model("llama3-8b")
 PATHS = getattr(pathlib, "_normal_accessor", None)
@@ -254,6 +255,17 @@ def test_a_checkpoint_of_another_model_is_refused_by_the_field(tmp_path: Path) -
     manifest().check_model(replace(LLAMA, dropout=Dropout(0.1)), tmp_path)  # a choice of each run
     with pytest.raises(AutoshardError, match="is of another model: hidden_size=4096, the plan's has 8192"):
         manifest().check_model(replace(LLAMA, hidden_size=8192), tmp_path)
+
+
+def test_a_checkpoint_of_a_traced_module_is_of_any_length_of_its_trace(tmp_path: Path) -> None:
+    """Nothing of the weights depends on it, but where it counts learned positions."""
+    one = replace(manifest(), model=to_json(ODD))
+    one.check_model(replace(ODD, max_position_embeddings=2 * ODD.max_position_embeddings), tmp_path)
+    learned = replace(ODD, rope_theta=None, max_position_embeddings=128)
+    with pytest.raises(AutoshardError, match="is of another model: max_position_embeddings=128, the plan's has 256"):
+        replace(one, model=to_json(learned)).check_model(replace(learned, max_position_embeddings=256), tmp_path)
+    with pytest.raises(AutoshardError, match="is of another model: max_position_embeddings=8192, the plan's has 4096"):
+        manifest().check_model(replace(LLAMA, max_position_embeddings=4096), tmp_path)
 
 
 @pytest.mark.parametrize(

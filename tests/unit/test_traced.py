@@ -17,11 +17,13 @@ from autoshard.graph.count import total_flops
 from autoshard.graph.pointwise import FUNCTIONS, count, parse, render
 from autoshard.interop.export import FORMS, export
 from autoshard.models.stage import dim_sizes, parameter_count, stage_graph
+from autoshard.planner.input_notes import input_notes
 from autoshard.plans.plan import Plan
 from autoshard.plans.plan_json import plan_to_json, write_plan
 from autoshard.plans.validate import read_plan
 from autoshard.runtime.rehearse import rehearse
 from autoshard.spec.model import ModelSpec
+from autoshard.spec.training import TrainingSpec, load_precision
 from tests.multiprocess.plans import plan_of, strategy
 from tests.traced_models import ODD
 
@@ -50,6 +52,19 @@ def test_tensor_parallelism_splits_heads_and_every_inner_dim() -> None:
     assert split["blocks.*.branch._0"] == split["blocks.*.branch._2.matmul"] == "ffn2"
     assert split["blocks.*.norm_a"] == split["blocks.*.add"] == "seq"
     assert split["tokens"] == split["vocabulary"] == "vocab"
+
+
+def test_a_note_says_how_long_the_trace_was_not_the_plan() -> None:
+    """A window longer than the trace is in no plan of it, however long its sequences are."""
+
+    def notes(length: int) -> list[str]:
+        return [*input_notes(ODD, TrainingSpec(length, 8, load_precision("mixed_precision")), "torch")]
+
+    assert ODD.traced_length == 64
+    traced = "OddModel was traced with 64 tokens, without dropout"
+    assert notes(32) == notes(64) == [traced]
+    beyond = "seq-len 1,024 is beyond the 64 tokens that OddModel was traced for"
+    assert notes(1024) == [f"{beyond}: a longer window is not in the plan; plan its module at that length", traced]
 
 
 def test_plan_satisfies_the_schema_and_comes_back(tmp_path: Path) -> None:
