@@ -10,6 +10,8 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,6 +26,8 @@ from autoshard.models.families import FAMILIES, Family, config_files
 from autoshard.models.plugin_family import check_family
 from autoshard.models.registry import load_model
 from autoshard.models.stage import parameter_count, published_sizes, stage_graph
+from autoshard.planner.searchers import SEARCHERS
+from autoshard.planner.space import BudgetSpent
 from autoshard.plans.search_result import OPTIMAL
 from autoshard.plugins.found import GROUPS, _entries
 from autoshard.plugins.version import version_with_plugins
@@ -723,6 +727,28 @@ def test_a_plan_says_who_searched_and_loads_without_it(
     assert json.loads(Path("plan.json").read_text())["search"]["searcher"] == "tabu (autoshard-tabu 1.0)"
     assert main(["plan", *SMALL, "--search", "tabu"]) == 2
     assert "--search: tabu must be one of: exact, random," in capsys.readouterr().err
+
+
+def test_tabu_ends_where_it_has_been_at_every_layout(installed: Path) -> None:
+    """A budget ends a searcher when it prices a layout; one that only draws them would go on for ever."""
+    drawn: list[int] = []
+    asked: list[int] = []
+
+    def random(rng: Random) -> int:
+        drawn.append(rng.randrange(2))
+        assert len(drawn) <= 100, "it draws and prices nothing"
+        return drawn[-1]
+
+    def price(layout: int) -> SimpleNamespace:
+        asked.append(layout)
+        if len(asked) > 50:
+            raise BudgetSpent
+        return SimpleNamespace(cost=1.0 + layout)
+
+    space = SimpleNamespace(random=random, price=price, neighbours=lambda layout: [1 - layout])
+    with pytest.raises(BudgetSpent):
+        SEARCHERS.get("tabu")(space, Random(0))
+    assert {*asked} == {0, 1}
 
 
 def test_a_cost_model_chooses_and_the_estimate_stays_ours(installed: Path) -> None:

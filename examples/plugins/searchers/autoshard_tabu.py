@@ -14,6 +14,6 @@ def tabu(space, rng):
     here = min((space.random(rng) for _ in range(STARTS)), key=lambda one: space.price(one).cost)
     been = {here}
     while True:
-        others = [one for one in space.neighbours(here) if one not in been]
-        here = min(others, key=lambda one: space.price(one).cost) if others else space.random(rng)
+        others = [one for one in space.neighbours(here) if one not in been] or [space.random(rng)]
+        here = min(others, key=lambda one: space.price(one).cost)
         been.add(here)
