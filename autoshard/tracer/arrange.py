@@ -10,6 +10,7 @@ from autoshard.tracer.dims import Dim, resolve, unify
 from autoshard.tracer.values import Operation, Parameter, Tensor
 
 Signature = tuple[object, ...]
+TIES = "a plan can tie the embedding and the head alone"
 
 
 @dataclass(frozen=True)
@@ -184,9 +185,7 @@ def make_alike(operations: list[Operation], blocks: Blocks) -> None:
                 readers[one.tensor].add(-1)
     shared = [name for name, places in readers.items() if len(places) > 1]
     if shared:
-        raise AutoshardError(
-            f"parameter {shared[0]} is read in several blocks; a plan can tie the embedding and the head alone"
-        )
+        raise AutoshardError(f"parameter {shared[0]} is read in several blocks; {TIES}")
 
 
 def _unify_axes(one: Tensor, other: Tensor) -> None:

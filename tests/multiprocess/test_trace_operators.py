@@ -260,7 +260,20 @@ def test_what_is_traced_computes_the_same(name: str) -> None:
     check_computes_the_same(HONOURED[name], "Model")
 
 
+def of_one_block(module: Model) -> nn.Module:
+    """The module with its first block in the place of the second, too."""
+    module.blocks[1] = module.blocks[0]
+    return module
+
+
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "one block twice": (
+        lambda: of_one_block(Model(shared(neighbours, neighbours), SHARED)),
+        (
+            "scaled_dot_product_attention: parameter blocks.0.q was read before; a plan can tie the embedding and the "
+            "head alone"
+        ),
+    ),
     "a mask behind the softmax": (
         lambda: Model(scores(lambda y: y.masked_fill(hidden(), NONE).softmax(-1) + added()), ATTENTION),
         "add: attention scores are masked behind their softmax",

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 
+from autoshard.tracer.arrange import TIES
 from autoshard.tracer.dims import Dim, Dims, resolve, same, size_of, unify
 from autoshard.tracer.rules.experts import is_row_of_each_token
 from autoshard.tracer.tracer import Tracer, rule
-from autoshard.tracer.values import Constant, Gates, Scores, Unsupported, Value, View
+from autoshard.tracer.values import Constant, Gates, Operation, Parameter, Scores, Unsupported, Value, View
 
 HIDDEN_SCORE = -1e4
 """A number of at most this, added to a score, hides it."""
@@ -168,7 +171,7 @@ def _share_heads(t: Tracer, q: View, k: View, v: View, shares_heads: bool) -> tu
     group = repeats or (Dim(1),)
     order = [dim for dim in resolve(k.axes[1]) if dim in held or dim in group]
     heads = (*(order if len(order) == len(held) + len(group) else (*key_heads, *group)),)
-    query_head = _give_heads(q, heads)
+    query_head = _give_heads(t, q, heads)
     unify(query_head, key_head)
     return (key_heads, group), resolve(key_head), resolve(value_head)
 
@@ -187,11 +190,22 @@ def _own_heads(view: View) -> tuple[Dims, Dims]:
     return (one,), (rest, *head[1:])
 
 
-def _give_heads(q: View, heads: Dims) -> Dims:
+def _read_again(operations: Sequence[Operation]) -> str | None:
+    """The first parameter that several operators read; None without one. A table of token embeddings may be read again:
+    the head may have it.
+    """
+    tables = {one for op in operations if op.kind == "embedding" for one in op.inputs}
+    read = Counter(one for op in operations for one in op.inputs if isinstance(one, Parameter) and one not in tables)
+    return next((one.tensor for one, count in read.items() if count > 1), None)
+
+
+def _give_heads(t: Tracer, q: View, heads: Dims) -> Dims:
     """Make `heads` the dims of the query's heads, and return the dims of one head."""
     own, head = resolve(q.axes[1]), resolve(q.axes[3])
     if set(own) & set(heads):
-        raise Unsupported("queries and keys are parts of one tensor whose heads cannot be told apart")
+        told = "queries and keys are parts of one tensor whose heads cannot be told apart"
+        again = _read_again(t.operations)
+        raise Unsupported(told if again is None else f"parameter {again} was read before; {TIES}")
     if size_of(own) != size_of(heads):
         raise Unsupported(f"{size_of(own)} heads of queries meet {size_of(heads)} of keys")
     if not own:
