@@ -24,6 +24,7 @@ is looked at. TARGET is a new folder, and is there when all of it is.
   autoshard convert Llama-3-70B/ nxd/ --plan plan.json --to nxd --xser  for neuronx-distributed
   autoshard convert nxd/ hf/                                            and back
   autoshard convert nxd/ step/ --plan plan.json        with the optimizer's state: run plan.json --resume step/
+  autoshard convert runs/checkpoints/MyModel/ mine/    a traced module's state_dict, for its load_state_dict
 
 Nothing in a file is executed. Weights keep every bit unless --dtype asks for others."""
 DTYPES = ("bfloat16", "float16", "float32")

@@ -95,7 +95,8 @@ def open_source(
 ) -> Source:
     """The weights in a folder of any form that can be read.
 
-    model: of NxD's files, which may not say theirs; a plan's is ignored where the files say it, a name is refused.
+    model: of NxD's files, which may not say theirs, and of a traced module's; a plan's is ignored where the files say
+    it, a name is refused.
     training: whether NxD's optimizer state is read, too.
     share: (i, n) compares every n-th file of a checkpoint with its checksum, from the i-th on; other processes do the
     rest.
@@ -110,7 +111,8 @@ def open_source(
             read = nxd_training_source if training else nxd_source
             return read(weights_folder, _model(weights_folder, model))
         if is_huggingface(folder):
-            return _says_its_model(huggingface_source(folder), model)
+            traced = model if isinstance(model, ModelSpec) and model.graph is not None else None
+            return _says_its_model(huggingface_source(folder, traced), model)
         listed = ", ".join(sorted(path.name for path in folder.iterdir())[:5])
         holds = f"it has {show(listed)}" if listed else "it is empty"
     raise AutoshardError(

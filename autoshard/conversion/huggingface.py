@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -25,6 +25,7 @@ from autoshard.models.families import weights_of
 from autoshard.models.huggingface import MAX_CONFIG_BYTES, read_config, read_other_parts, to_config
 from autoshard.models.prediction import has_module
 from autoshard.models.text_part import is_part
+from autoshard.models.traced.weights import is_of_a_block
 from autoshard.models.weight_names import Part
 from autoshard.models.weights import checkpoint_parts, parameter_dims, written_parts
 from autoshard.spec.model import ModelSpec
@@ -58,12 +59,14 @@ def is_huggingface(folder: Path) -> bool:
     return (folder / INDEX).exists() or any(folder.glob("*.safetensors"))
 
 
-def huggingface_source(folder: Path) -> Source:
+def huggingface_source(folder: Path, traced: ModelSpec | None = None) -> Source:
     """The weights in a Hugging Face folder, those of a prediction module too where it has one.
 
+    traced: the model of a traced module, whose own tensors the folder has then, without a config; buffers among them,
+    and second names of tensors that the module ties, are not read.
     Raises AutoshardError naming the file and the tensor where the folder is not a whole checkpoint of its config.
     """
-    model = read_config(folder)
+    model = read_config(folder) if traced is None else traced
     tensors: dict[str, tuple[Path, StoredTensor]] = {}
     for path, wanted in _files(folder).items():
         header = read_header(path)
@@ -86,7 +89,7 @@ def huggingface_source(folder: Path) -> Source:
             dtypes[part.parameter] = DTYPE
             used |= {part.tensor + BLOCKS, part.tensor + SCALES}
             continue
-        name = _name_in_file(part.tensor, tensors, folder)
+        name = _name_in_file(part.tensor, tensors, folder, "its config.json" if traced is None else "the plan")
         path, stored = tensors[name]
         part = _as_stored(part, stored.shape, sizes)
         _check(path, name, stored, part, part_shape(part, sizes), dtypes.setdefault(part.parameter, stored.dtype))
@@ -95,6 +98,10 @@ def huggingface_source(folder: Path) -> Source:
         regions.setdefault(part.parameter, []).append(region)
         used.add(name)
     used.update(part.tensor for part in written_parts(model))
+    carried = tuple(path for name in (CONFIG, *CARRIED) if (path := folder / name).is_file())
+    if traced is not None:
+        _check_blocks(traced, tensors, used)
+        return Source(f"the module's checkpoint {folder}", traced, dtypes, regions, carried)
     others = tuple(getattr(weights_of(model.family), "LEFT_OUT", ()))
     modules = {_module(name) for name in used} if read_other_parts(folder) else None
     for name in sorted(tensors.keys() - used):
@@ -108,7 +115,6 @@ def huggingface_source(folder: Path) -> Source:
             raise AutoshardError(
                 f"{tensors[name][0]} has tensor {name[:200]}, which the model of {folder / CONFIG} does not have"
             )
-    carried = tuple(path for name in (CONFIG, *CARRIED) if (path := folder / name).is_file())
     return Source(f"the Hugging Face checkpoint {folder}", model, dtypes, regions, carried)
 
 
@@ -218,6 +224,15 @@ def _files(folder: Path) -> dict[Path, list[str] | None]:
     return files
 
 
+def _check_blocks(model: ModelSpec, tensors: Mapping[str, tuple[Path, StoredTensor]], used: Collection[str]) -> None:
+    """Raise AutoshardError for a tensor of a block that the traced model does not have. used: names that it has."""
+    for name in sorted(tensors.keys() - used):
+        if is_of_a_block(model, name):
+            raise AutoshardError(
+                f"{tensors[name][0]} has tensor {name[:200]}, and {model.name} has {model.num_hidden_layers} blocks"
+            )
+
+
 def _check_tied(name: str, embedding: Region, tensors: Mapping[str, tuple[Path, StoredTensor]], folder: Path) -> None:
     """Raise AutoshardError for a head that is not the embedding, though the config says so: transformers ties them only
     where they are equal. name: of the head's tensor."""
@@ -243,13 +258,13 @@ def _module(tensor: str) -> str:
     return ".".join(tensor.split(".")[:2])
 
 
-def _name_in_file(tensor: str, found: Mapping[str, Any], folder: Path) -> str:
+def _name_in_file(tensor: str, found: Mapping[str, Any], folder: Path, says: str) -> str:
     """The name of a tensor as the files have it: OpenAI's GPT-2 files leave out the outermost module's name, those of
-    models that see images have one more, or have it around the whole model."""
+    models that see images have one more, or have it around the whole model. says: who says that there is one."""
     for name in (tensor, tensor.removeprefix("transformer."), OUTER + tensor.removeprefix("model."), AROUND + tensor):
         if name in found:
             return name
-    raise AutoshardError(f"{folder} has no tensor {tensor}, which the model of its config.json needs")
+    raise AutoshardError(f"{folder} has no tensor {tensor}, which the model of {says} needs")
 
 
 def _packed_region(

@@ -43,8 +43,7 @@ class Family:
     folder: the name of the family's folder, with the modules of `autoshard/models/families.py`. Empty: the package is
         one module with all that graph and config have, and no weights.
     package: where the folder is; of a plug-in its own.
-    is_published: whether there are Hugging Face configs and checkpoints of it, and the folder has a `config.py` and a
-        `weights.py`.
+    is_published: whether there are Hugging Face configs of it, and the folder has a `config.py`.
     activations: the values of hidden_act that the graph stands for.
     has_gate: whether the MLP multiplies an activated product by another one (three matrices, else two).
     experts: of a family whose MLP is a mixture, "routed", and "shared" where it may have a shared expert too.

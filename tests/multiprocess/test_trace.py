@@ -11,11 +11,15 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from autoshard.checkpoint.boxes import Box
 from autoshard.cli import main
+from autoshard.conversion.convert import Conversion, convert, open_source
+from autoshard.conversion.source import WeightReader
 from autoshard.cost.estimate import estimate
 from autoshard.errors import AutoshardError
 from autoshard.graph.count import total_flops
@@ -39,7 +43,7 @@ from autoshard.tracer.trace import trace_live, trace_model, trace_module
 from autoshard.tracer.tracer import RULES, Tracer
 from autoshard.tracer.values import Value
 from tests.multiprocess.odd_model import OddModel
-from tests.multiprocess.plans import strategy
+from tests.multiprocess.plans import plan_of, strategy
 from tests.multiprocess.small_configs import CONFIGS
 from tests.multiprocess.traced_parameters import parameters_of
 from tests.multiprocess.transformers_models import built, config_of_transformers
@@ -129,6 +133,48 @@ def test_traced_equals_the_built_in_family(name: str, tmp_path: Path) -> None:
         ours, theirs = (estimate(model, training, cluster, layout) for model in (traced, known))
         assert ours.step_time_s == pytest.approx(theirs.step_time_s, rel=1e-12)  # sums in another order
         assert [one.total_bytes for one in ours.memory] == [one.total_bytes for one in theirs.memory]
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "mixtral", "qwen2 moe", "odd"])
+def test_weights_of_the_module_are_read_and_come_back(name: str, tmp_path: Path) -> None:
+    """Its state_dict, as people save it, becomes a plan's checkpoint and that the state_dict again, bit by bit."""
+    module = filled(OddModel() if name == "odd" else transformers_model(name))
+    tensors = {key: value.contiguous() for key, value in module.state_dict().items()}
+    expected = dict(module.named_parameters())
+    model = trace_live(module, SEQ)
+    (tmp_path / "mine").mkdir()
+    save_file({key: value.clone() for key, value in tensors.items()}, tmp_path / "mine" / "model.safetensors")
+    source = open_source(tmp_path / "mine", model)
+    with WeightReader(source) as reader:
+        for parameter, value in parameters_of(model, expected).items():
+            box = Box((0,) * value.dim(), tuple(value.shape))
+            found = torch.from_numpy(reader.read(parameter, box, "F32").view("float32"))
+            assert torch.equal(found, value.detach()), parameter
+    experts = 2 if model.is_moe else 1
+    plan = plan_of(model, strategy(tp=2, pp=2, dp=experts, ep=experts, layers=(model.num_hidden_layers // 2,) * 2), 4)
+    convert(source, tmp_path / "cut", Conversion("plan", plan), lambda size: None, lambda size: None)
+    cut = open_source(tmp_path / "cut")
+    convert(cut, tmp_path / "back", Conversion("hf"), lambda size: None, lambda size: None)
+    back = load_file(tmp_path / "back" / "model.safetensors")
+    assert back.keys() == expected.keys()
+    assert all(torch.equal(back[key], value) for key, value in expected.items())
+
+
+def test_weights_of_another_module_are_refused_by_the_tensor(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    file = tmp_path / "mine" / "model.safetensors"
+    tensors = {**OddModel().state_dict(), "a.buffer": torch.zeros(3)}
+    save_file(tensors, file)
+    open_source(tmp_path / "mine", ODD)
+    save_file({**tensors, "blocks.4.out.weight": torch.zeros(64, 64)}, file)
+    with pytest.raises(AutoshardError) as error:
+        open_source(tmp_path / "mine", ODD)
+    assert str(error.value) == f"{file} has tensor blocks.4.out.weight, and OddModel has 4 blocks"
+    save_file({key: value for key, value in tensors.items() if key != "blocks.3.out.weight"}, file)
+    with pytest.raises(
+        AutoshardError, match=r"mine has no tensor blocks\.3\.out\.weight, which the model of the plan needs"
+    ):
+        open_source(tmp_path / "mine", ODD)
 
 
 def test_odd_model_is_what_its_file_says() -> None:

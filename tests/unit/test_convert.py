@@ -18,7 +18,6 @@ from autoshard.conversion import stream
 from autoshard.conversion.convert import Conversion, convert, open_source
 from autoshard.conversion.dtypes import BY_CONFIG_NAME, as_dtype
 from autoshard.errors import AutoshardError
-from autoshard.models.families import weights_of
 from autoshard.models.huggingface import from_config, to_config
 from autoshard.models.registry import builtin_models, load_model
 from autoshard.plans.plan import Plan
@@ -39,7 +38,7 @@ def run(source: Path, target: Path, form: str = "hf", to: Plan | None = None, **
     convert(open_source(source), target, Conversion(form, to, **options), lambda count: None, lambda count: None)
 
 
-PUBLISHED = [name for name, model in MODELS.items() if weights_of(model.family) is not None]
+PUBLISHED = [name for name, model in MODELS.items() if model.family.is_published]
 CASES = [(name, "tp x pp x dp") for name in some(PUBLISHED, step=6)] + [("llama", layout) for layout in LAYOUTS]
 
 
