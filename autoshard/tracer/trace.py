@@ -39,8 +39,9 @@ def trace_model(model: str, seq: int | None = None) -> ModelSpec:
 def trace_live(module: nn.Module, seq: int | None = None) -> ModelSpec:
     """The ModelSpec of a module that somebody has, named after its class, as `trace_model` makes it.
 
-    The module stays as it is; a copy without numbers is traced.
+    The module stays as it is; a copy without numbers is traced, of what torch.compile wraps the module inside.
     """
+    module = getattr(module, "_orig_mod", module)
     stand_ins: dict[int, object] = {
         id(one): nn.Parameter(torch.empty_like(one, device="meta"), requires_grad=one.requires_grad)
         for one in module.parameters()

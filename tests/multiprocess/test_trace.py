@@ -101,6 +101,14 @@ def test_a_module_of_16_bits_is_the_model_that_it_is_in_32() -> None:
     assert learned_count(models[1]) == learned_count(models[0])
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")  # by what torch.compile imports
+def test_a_compiled_module_is_the_one_that_it_compiles() -> None:
+    """By its class and the names of its parameters, which torch.compile puts under another module."""
+    module = OddModel()
+    compiled: Any = torch.compile(module)
+    assert trace_live(compiled, SEQ) == trace_live(module, SEQ)
+
+
 def test_a_module_without_numbers_in_its_buffers_is_refused() -> None:
     with torch.device("meta"):
         module = transformers_model("llama")
