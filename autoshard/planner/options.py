@@ -92,6 +92,10 @@ def _imbalance(value: Any) -> float | str:
     except WrongValueError:
         if isinstance(value, str) and not re.fullmatch(r"[-+.\d\s]*|[-+]?(nan|inf)", value):
             return path(value)
+        if isinstance(value, (list, tuple)):
+            raise WrongValueError(
+                f"{shortened(str(value))} must be a number, or a JSON file with such a list"
+            ) from None
         raise
     if found < 1:
         raise WrongValueError(f"{shortened(str(value))} must be at least 1, the mean, or a JSON file")

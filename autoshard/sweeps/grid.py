@@ -26,6 +26,7 @@ DECIDED = ("output", "wandb", "wandb_project", "resume", "checkpoint_dir")
 
 Point = Mapping[str, Any]
 """Option name -> value for one point of the sweep, grid options included; None: as where it is not named."""
+MODELS = ", a built-in name, the path of a config.json or my_file.py:MyModel: a later sweep knows its rows by it"
 UNNAMED = "default"
 """How people read None."""
 
@@ -151,4 +152,5 @@ def _value(what: str, name: object, value: object) -> Any:
     try:
         return None if value is None else option.parse(str(value) if isinstance(value, Path) else value)
     except ValueError as error:
-        raise AutoshardError(f"{name} of {what}: {error}") from None
+        meant = MODELS if name == "model" and not isinstance(value, str) else ""
+        raise AutoshardError(f"{name} of {what}: {error}{meant}") from None

@@ -172,17 +172,18 @@ def test_a_file_of_counts_is_data(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize(
-    ("text", "wrong"),
+    ("value", "wrong"),
     [
+        ([1, 3], "[1, 3] must be a number, or a JSON file with such a list"),
         ("0.5", "0.5 must be at least 1, the mean, or a JSON file"),
         ("-1", "-1 must be a number above 0"),
         ("nan", "nan must be a number above 0"),
         ("", " must be a number above 0"),
     ],
 )
-def test_a_number_that_is_none_is_refused(text: str, wrong: str) -> None:
+def test_a_number_that_is_none_is_refused(value: object, wrong: str) -> None:
     with pytest.raises(WrongValueError) as caught:
-        OPTIONS["expert_imbalance"].parse(text)
+        OPTIONS["expert_imbalance"].parse(value)
     assert str(caught.value) == wrong
     assert OPTIONS["expert_imbalance"].parse("1.25") == 1.25
     assert OPTIONS["expert_imbalance"].parse("tokens.json") == "tokens.json"

@@ -258,6 +258,15 @@ def test_null_stands_for_what_is_not_named(tmp_path: Path) -> None:
             sweep_of(nameless, "by_tp")
 
 
+def test_a_model_that_is_no_text_is_told_what_is_one() -> None:
+    with pytest.raises(AutoshardError) as raised:
+        sweep_of({"model": {"model_type": "llama"}, "nodes": [1, 2]}, "sweep")
+    assert str(raised.value) == (
+        "model of sweep sweep: {'model_type': 'llama'} must be a text, a built-in name, the path of a config.json or "
+        "my_file.py:MyModel: a later sweep knows its rows by it"
+    )
+
+
 def test_rows_of_before_stay_where_nothing_can_be_planned(tmp_path: Path) -> None:
     run(tmp_path, Planner())
     before = (tmp_path / "results.csv").read_text()
