@@ -115,7 +115,7 @@ MODELS: dict[str, tuple[str, str, int]] = {
     "olmo": ("olmo-7b", "trn2.48xlarge", 2),
     "nanochat": ("nanochat-d32", "trn2.48xlarge", 1),
     "deepseek_v32": ("deepseek-v3.2", "h800-80gb", 64),
-    "glm_moe_dsa": ("glm-5", "h800-80gb", 64),
+    "glm_moe_dsa": ("glm-5.2", "h800-80gb", 64),
     "deepseek_v4": ("deepseek-v4-flash", "h800-80gb", 32),
     "glm5_next_text": ("glm-5.3-flash", "h800-80gb", 32),
     "hy_v4": ("hy4-preview", "h800-80gb", 128),

@@ -38,6 +38,10 @@ def input_notes(model: ModelSpec, training: TrainingSpec, backend: str) -> Itera
         told = "indexers are loaded, not learned; attention computes the scores of all entries, and MFU counts them"
         chosen = f"{model.compressed_attention.index_topk:,} entries at most in blocks with an indexer"
         yield f"{model.name}: a query sees {chosen}; {told}"
+        for rate in (model.compressed_attention.sparse_rate, model.compressed_attention.heavy_rate):
+            if rest := length % rate:
+                last = f"the last {rest} tokens are" if rest > 1 else "the last token is"
+                yield f"seq-len {length:,}: {last} in no entry that stands for {rate}; use a multiple of {rate}"
     if model.multi_token_prediction is not None:
         weight = model.multi_token_prediction.mtp_loss_scaling_factor
         told = "its loss is part of the one that training reports, not of that on held-out text"

@@ -211,6 +211,25 @@ def test_a_plan_says_what_it_does_not_do() -> None:
     ) in notes
 
 
+@pytest.mark.parametrize(
+    ("length", "said"),
+    [
+        (4096, []),
+        (5000, ["seq-len 5,000: the last 8 tokens are in no entry that stands for 128; use a multiple of 128"]),
+        (
+            4097,
+            [
+                "seq-len 4,097: the last token is in no entry that stands for 4; use a multiple of 4",
+                "seq-len 4,097: the last token is in no entry that stands for 128; use a multiple of 128",
+            ],
+        ),
+    ],
+)
+def test_tokens_in_no_entry_are_told(length: int, said: list[str]) -> None:
+    *_, notes = inputs_of(PlanRequest(model="deepseek-v4-flash", nodes=32, instance="h800-80gb", seq_len=length))
+    assert [note for note in notes if "entry" in note and note.startswith("seq-len")] == said
+
+
 def test_a_plan_says_how_attention_is_computed() -> None:
     found = dict(_facts(plan_of(TINY, strategy(cp=2, ep=2), 2), ("attention",)))
     assert found["attention"] == (
