@@ -198,6 +198,9 @@ def replicas_hold_all_shards(problem: Problem, draft: Draft) -> str | None:
             f"dp_replicate={draft.dp_replicate}: {backend.label} shards over all data-parallel ranks alone; "
             f"use dp_replicate=1 or backend {ANYWHERE.name}"
         )
+    if (world := problem.cluster.world_size) % draft.dp_replicate:
+        known = fitting(divisors(world), lambda degree: True)
+        return f"dp_replicate={draft.dp_replicate} must divide the {world:,} devices; degrees that fit here: {known}"
     apart = tensor_ranks_apart(draft.tp, draft.etp)
     return replicas_objection(draft.dp_replicate, draft.ep, draft.dp, draft.cp, apart)
 
