@@ -296,7 +296,7 @@ def test_torchtitans_degrees_are_held_against_the_machine(shards: int, replicas:
 
 def test_replicas_that_no_layout_has_are_told_what_would_do() -> None:
     with pytest.raises(AutoshardError) as error:
-        plan_for(PlanRequest("llama3-8b", "h100-80gb", 4, backend="torch", pins=Pins(dp_replicate=3)))
+        plan_for(PlanRequest("llama3-8b", "h100-80gb", 4, backend="torch", pins={"dp_replicate": 3}))
     assert str(error.value) == (
         "no layout of llama3-8b on 4 x h100-80gb with dp_replicate=3 is legal: dp_replicate=3 must divide the 32 "
         "devices; degrees that fit here: 1, 2, 4, 8, 16, 32"
