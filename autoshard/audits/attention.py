@@ -92,7 +92,8 @@ def _work(plan: Plan, reach: Reach) -> AttentionWork:
         return AttentionWork(0.0, _tile_share(plan, neighbours, pieces, position, reach))
     if strategy.context_parallel == "ulysses":
         position, count = 0, 1
-    is_masked = not _is_causal_alone(seq, position, count, *reach)
+    # chosen keys without sinks are never computed in tiles: their mask is there anyhow
+    is_masked = plan.model.indexer is None and not _is_causal_alone(seq, position, count, *reach)
     if strategy.attention_kernel == "flash" and (
         scores.attn_logit_softcapping is not None
         or scores.has_sinks(reach.window)

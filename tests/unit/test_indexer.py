@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from autoshard.audits.attention import attention_work
 from autoshard.audits.expected import expectation
 from autoshard.audits.values import Transfer
 from autoshard.cli import main
@@ -16,6 +17,7 @@ from autoshard.cost.step import hop_law
 from autoshard.errors import AutoshardError
 from autoshard.explanation.describe import _facts
 from autoshard.files.codec import from_json, to_json
+from autoshard.graph import score_tiles
 from autoshard.graph.count import forward_collectives, loop_sizes, operator_work, total_flops
 from autoshard.graph.operator_kind import DOCUMENT_STARTS
 from autoshard.graph.operators import KINDS
@@ -352,6 +354,14 @@ def test_layouts_with_choices_between_stages_are_priced_as_estimated(schedule: s
         cost = estimate(*problem[:3], priced.strategy(row))
         assert cost.step_time_s == pytest.approx(exact_s[row], rel=1e-12)
         assert cost.fullest.total_bytes == pytest.approx(priced.memory_bytes[row], rel=1e-12)
+
+
+def test_chosen_keys_are_audited_whole_however_large_their_mask_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 16 places the last 8 see 8 to 15 keys before them, and half of themselves."""
+    monkeypatch.setattr(score_tiles, "MOST_OF_A_MASK", 1)
+    plan = plan_of(MODELS["glm 5.2"], strategy(cp=2, ep=2), 2)
+    (work,) = attention_work(plan).values()
+    assert (work.mean_keys, work.tile_share) == (12.0, 1.0)
 
 
 def test_a_prediction_module_chooses_for_itself() -> None:
