@@ -16,6 +16,7 @@ from autoshard.cost.rank_load import RankLoad
 from autoshard.cost.stacks import COMPILED, Software
 from autoshard.cost.travelling_bytes import (
     SUMMED_GRADIENTS,
+    Ahead,
     Ends,
     Sizes,
     block_bytes,
@@ -282,12 +283,13 @@ def _travelling_bytes(
     sizes = Sizes(parameter, state.gathers * parameter, reduced)
     kinds = state.turns or [(True, state.block.travelling.turns)]
     of_blocks = opening = closing = 0.0
-    for (there, turns), works, chunks in zip(kinds, backwards, rank.kinds, strict=True):
+    for place, ((there, turns), works, chunks) in enumerate(zip(kinds, backwards, rank.kinds, strict=True)):
         last, before = chunks[0], chunks[0].opens * ends.last * (1 + 1 / state.owners)
         if last.behind:
             leaving = (where(count > 0, kinds[kind][1].last_on_its_way, 0.0) for kind, _, count in last.behind)
             before = before + reduce(largest, leaving)
         blocks = (rank.most_blocks if last.blocks is None else last.blocks) - last.num_behind
+        in_front = [(place, blocks - 1)] if last.in_front is None else last.in_front
         behind = reduce(smallest, (_given_back(rank, one.part, one.part.kept_bytes) for one in chunks))
         kept_bytes = reduce(largest, (one.part.kept_bytes for one in chunks))
         segment_bytes = reduce(largest, (one.part.segment_bytes for one in chunks))
@@ -295,7 +297,7 @@ def _travelling_bytes(
             turns.run_again(segment_bytes > 0, kept_bytes <= rank.hidden_bytes),
             [work + turns.copies_bytes for work in _works(works, turns, rank.hidden_bytes)],
             before,
-            blocks,
+            _ahead([of_kind for _, of_kind in kinds], place, in_front),
             sizes,
             rank.hidden_bytes,
             largest(0.0, behind),
@@ -305,6 +307,20 @@ def _travelling_bytes(
         opening = largest(opening, where(runs & last.opens, turns.larger, 0.0))
         closing = largest(closing, where(runs, turns.last_on_its_way, 0.0))
     return in_work_bytes(of_blocks, ends, sizes, state.owners, loss, gone_bytes, opening, closing)
+
+
+def _ahead(kinds: Sequence[Turns], own: int, in_front: Sequence[tuple[int, Number]]) -> Ahead:
+    """The elements that are gathered for a block in front while one of a kind runs backward.
+
+    kinds: the turns of all kinds. own: place of that kind. in_front: as in LastBlock.
+    """
+
+    def largest_of(less: int) -> Number:
+        some = (where(count > less * (kind == own), kinds[kind].asked_first, 0.0) for kind, count in in_front)
+        return reduce(largest, some, 0.0)
+
+    others = sum((count > 0) * 1.0 for kind, count in in_front if kind == own)
+    return Ahead(largest_of(0), largest_of(1), others)
 
 
 def _works(backwards: Sequence[Backward], turns: Turns, hidden_bytes: Number) -> list[Number]:

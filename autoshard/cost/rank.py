@@ -34,13 +34,15 @@ class LastBlock(NamedTuple):
     """The last block of one kind on a chunk: of its kind the first one to run backward. part: its bytes. there: whether
     the chunk has such a block. behind: (place of the kind in Rank.kinds, block, how many) of those behind it, which
     have run backward by then. blocks: of all kinds on the chunk, of several such chunks on the one with the most; None:
-    as many as on any chunk of the rank. opens: whether the head, on its rank, is behind it and no block of another
-    kind; with several chunks, whether the last one has such a block."""
+    as many as on any chunk of the rank. in_front: (place of the kind, how many) of those in front of it; None: all of
+    its kind. opens: whether the head, on its rank, is behind it and no block of another kind; with several chunks,
+    whether the last one has such a block."""
 
     part: Any
     there: Any = True
     behind: Sequence[tuple[int, Any, Number]] = ()
     blocks: Number | None = None
+    in_front: Sequence[tuple[int, Number]] | None = None
     opens: Any = True
 
     @property
@@ -158,8 +160,18 @@ def _last_blocks(load: RankLoad) -> tuple[tuple[LastBlock, ...], ...]:
     }
     for stage in load.stages:
         behind = dict(stage.behind) if len(load.stages) == 1 else {}
+        counts = [count for _, count in stage.kinds]
         for kind, part in stage.blocks.items():
-            others = tuple((places[other], stage.blocks[other], count) for other, count in behind.get(kind, ()))
+            of_kinds = dict(behind.get(kind, ()))
+            others = tuple((places[other], stage.blocks[other], count) for other, count in of_kinds.items())
             opens = not others if len(load.stages) == 1 else load.kind_counts[kind][-1] > 0
-            found[kind][id(part)] = LastBlock(part, behind=others, blocks=most[kind], opens=opens)
+            ahead = in_front(counts, places[kind], [of_kinds.get(other, 0) for other in places]) if behind else None
+            found[kind][id(part)] = LastBlock(part, True, others, most[kind], ahead, opens)
     return tuple(tuple(of_kind.values()) for of_kind in found.values())
+
+
+def in_front(counts: Sequence[Number], own: int, behind: Sequence[Number]) -> list[tuple[int, Number]]:
+    """LastBlock.in_front of the last block of a kind. own: the place of that. counts: of all blocks by kind; behind: of
+    those behind it."""
+    both = enumerate(zip(counts, behind, strict=True))
+    return [(kind, count - of_behind - (kind == own)) for kind, (count, of_behind) in both]

@@ -39,6 +39,16 @@ class Ends(NamedTuple):
     chunks_loss: bool = False
 
 
+class Ahead(NamedTuple):
+    """Elements of what backward asks for first of the block in front, 0 for none, over rows. of_last: in front of the
+    last block of a kind. of_others: in front of one with another of its kind behind it. others: 1 where there is such a
+    one, else 0."""
+
+    of_last: Number
+    of_others: Number
+    others: Number
+
+
 class Sizes(NamedTuple):
     """Bytes of a weight and its gradient, of a weight that is gathered, and of a gradient as it is sent."""
 
@@ -56,7 +66,7 @@ def block_bytes(
     block: Turns,
     works: Sequence[Number],
     before: Number,
-    blocks: Number,
+    ahead: Ahead,
     sizes: Sizes,
     hidden_bytes: Number,
     behind: Number = 0.0,
@@ -66,15 +76,15 @@ def block_bytes(
     block: what travels. works: what it works on most; what it does but for tiles of scores with all that the largest
     segment saves that runs again, and with what all segments do, of which moments say what was given back. before:
     elements on their way when its backward begins: of the head, or of the last bucket of a block of another kind.
-    blocks: of a chunk, up to this one. behind: bytes that the block behind it no longer keeps, at least, where there is
-    one such.
+    ahead: what is gathered meanwhile. behind: bytes that a block of the kind behind another one no longer keeps, at
+    least.
 
     A bucket of a block: the block's weights and the next one's, its gradients, those of the one before on their way;
     the smaller one when the larger one of the next block has not arrived. The first block of a backward has none before
     it but the head, the last one none behind it. What leaves is there twice at first, as backward left it and as it is
     sent, and with it the rank's shard of what arrives.
     """
-    given = block, works, before, blocks, sizes, hidden_bytes, behind
+    given = block, works, before, ahead, sizes, hidden_bytes, behind
     return either(block.is_last, lambda: _larger_last(*given), lambda: _larger_first(*given))
 
 
@@ -158,7 +168,7 @@ def _larger_first(
     block: Turns,
     works: Sequence[Number],
     before: Number,
-    blocks: Number,
+    ahead: Ahead,
     sizes: Sizes,
     hidden_bytes: Number,
     behind: Number,
@@ -166,20 +176,20 @@ def _larger_first(
     """Bytes of a block whose larger bucket leaves first, or that has one bucket. Arguments as of block_bytes."""
     (parameter, whole, reduced), larger, other = sizes, block.larger, block.other
     larger_leaves = reduced * block.larger_on_its_way
-    several, many, apart = (blocks > 1) * 1.0, (blocks >= FEW_BLOCKS) * 1.0, (larger < block.all) * 1.0
-    two_buckets, ahead = anywhere(apart), (1 - block.waits) * larger
-    first = several * ahead * whole + before * reduced
-    between = many * ahead * whole + several * (reduced * block.other_on_its_way - behind)
+    apart, at_once = (larger < block.all) * 1.0, 1 - block.waits
+    two_buckets = anywhere(apart)
+    first = at_once * ahead.of_last * whole + before * reduced
+    between = at_once * ahead.of_others * whole + ahead.others * (reduced * block.other_on_its_way - behind)
     _, late, after, in_tile, leaving = _moments(works, block, hidden_bytes)
     of_late = late + block.late * parameter
     of_end, after = largest(after + larger * parameter, in_tile + block.tiled * parameter), largest(after, in_tile)
     of_larger = largest(works[0] + block.early * parameter, of_late)
     of_larger = largest(of_larger, where(apart, of_late, of_end) if two_buckets else of_end)
     of_larger = of_larger + block.all * whole + largest(first, between)
-    gathered = several * ahead
+    gathered = at_once * ahead.of_last
     if two_buckets:
         leaves = largest(larger_leaves, before * reduced)
-        of_other = after + (other + several * larger) * whole + other * parameter + leaves
+        of_other = after + (other + ahead.of_last) * whole + other * parameter + leaves
         of_larger, gathered = largest(of_larger, apart * of_other), apart * other + gathered
     return largest(of_larger, leaving + gathered * whole + larger * parameter + larger_leaves)
 
@@ -188,7 +198,7 @@ def _larger_last(
     block: Turns,
     works: Sequence[Number],
     before: Number,
-    blocks: Number,
+    ahead: Ahead,
     sizes: Sizes,
     hidden_bytes: Number,
     behind: Number,
@@ -197,16 +207,15 @@ def _larger_last(
 
     The bucket of the block before, or of the head, is on its way until the experts leave, these until the rest does.
     """
-    (parameter, whole, reduced), experts, rest = sizes, block.other, block.larger
+    (parameter, whole, reduced), rest = sizes, block.larger
     experts_leave, rest_leaves = reduced * block.other_on_its_way, reduced * block.larger_on_its_way
-    several, many = (blocks > 1) * 1.0, (blocks >= FEW_BLOCKS) * 1.0
     early, late, after, in_tile, leaving = _moments(works, block, hidden_bytes)
     after = largest(after, in_tile)
-    first = several * experts * whole + before * reduced
-    between = many * experts * whole + several * (rest_leaves - behind)
+    first = ahead.of_last * whole + before * reduced
+    between = ahead.of_others * whole + ahead.others * (rest_leaves - behind)
     gradients = largest(early + block.early * parameter, late + block.late * parameter)
     of_experts = block.all * whole + gradients + largest(first, between)
-    gathered = (rest + several * experts) * whole
+    gathered = (rest + ahead.of_last) * whole
     of_leaving = late + gathered + block.late * parameter + experts_leave
     of_rest = after + gathered + rest * parameter + experts_leave
     at_end = leaving + gathered + rest * parameter + rest_leaves

@@ -118,6 +118,11 @@ class Turns(NamedTuple):
         return self.other * (1 + self.other_share)
 
     @property
+    def asked_first(self) -> Number:
+        """Elements of the bucket that backward asks for first."""
+        return where(self.is_last, self.other, self.larger)
+
+    @property
     def last_on_its_way(self) -> Number:
         """The same of the bucket that is on its way when the backward of the next block begins."""
         return where(self.is_last, self.larger_on_its_way, self.other_on_its_way)

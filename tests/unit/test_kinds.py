@@ -111,6 +111,25 @@ def test_what_travels_beside_a_block_is_of_its_own_chunk() -> None:
     assert working_bytes(1, 5, 1, 1) == working_bytes(1, 3, 3, 1)
 
 
+def test_weights_that_are_gathered_ahead_are_of_the_block_in_front() -> None:
+    """Under ZeRO-3 the weights of a dense block are there beside a lone mixture behind it, not those of a
+    mixture."""
+
+    def working_bytes(width: int) -> float:
+        types = ("sparse",) * 5 + ("dense",) + ("sparse",) * 2
+        model = replace(MIXTURE, mlp_layer_types=types, dense_intermediate_size=width)
+        one = strategy(pp=3, dp=4, zero=3, recompute="full", sp=False, layers=(5, 2, 1))
+        cluster, training = local_cluster(12), TrainingSpec(512, 16, MIXED)
+        parts = strategy_parts(model, training, cluster, one)
+        state = parts_state(parts, 3, MIXED, strategy_mesh(model, cluster, one), cluster)
+        load = rank_load(one, parts, 4, 1)
+        of_rank = state.of(load.block_kinds.items())
+        return float(rank_memory(rank_of(load, of_rank), of_rank, MIXED).working)
+
+    few, more = 64, 128
+    assert working_bytes(more) - working_bytes(few) == (more - few) * 3 * MIXTURE.hidden_size * 2
+
+
 def test_a_kind_that_runs_backward_late_does_so_beside_what_is_still_kept() -> None:
     # two microbatches of two blocks that keep 10 and of three that keep 20
     assert in_work("bbbaa") == (160, 7 + 93)  # the first of all to run backward

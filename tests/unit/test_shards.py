@@ -12,7 +12,7 @@ from autoshard.cost.local_shape import strategy_mesh
 from autoshard.cost.part import Part
 from autoshard.cost.passes import Passes, block_passes, end_passes, exposed, stage_passes
 from autoshard.cost.stage import mean_part, strategy_parts
-from autoshard.cost.travelling_bytes import Ends, Sizes, block_bytes, in_work_bytes
+from autoshard.cost.travelling_bytes import Ahead, Ends, Sizes, block_bytes, in_work_bytes
 from autoshard.cost.zero_sharding import Travelling, Turns, Unit, in_turns
 from autoshard.errors import AutoshardError
 from autoshard.graph.count import Collective
@@ -90,7 +90,8 @@ def in_work(
     head is right behind these blocks."""
     sizes, (*works, loss_work), (gone_at_embedding, kept_by_loss) = Sizes(2, gathers * 2, 4), at_work, gone_bytes
     before += opens * ends.last * 1.5
-    of_block = block_bytes(block, works, before, blocks, sizes, hidden_bytes, behind)
+    ahead = Ahead(block.asked_first * (blocks > 1), block.asked_first * (blocks > 2), blocks > 1)
+    of_block = block_bytes(block, works, before, ahead, sizes, hidden_bytes, behind)
     loss, last = (loss_work, 0.0, kept_by_loss), block.last_on_its_way
     found: float = in_work_bytes(of_block, ends, sizes, 2, loss, gone_at_embedding, opens * block.larger, last)
     return found

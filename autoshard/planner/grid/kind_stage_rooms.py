@@ -48,12 +48,12 @@ class _Alone(NamedTuple):
 
 def _alone(blocks: Blocks, rank: int, found: Ranges, chosen: Callable[[Array], Array]) -> _Alone:
     """The needs of stages on a rank. chosen: amounts under the sets that drafts choose from."""
-    num_behind, places = found.behind.sum(1), blocks.places  # behind the last block of each kind, (kind, content)
-    case = np.minimum(found.counts.sum(0) - num_behind, places[-1])
+    places = blocks.places
+    case = np.minimum(found.counts, places[-1])
     of_cases = [chosen(blocks.beside_bytes(rank, place)) for place in places]
     if rank == blocks.pp - 1:  # the head is over before blocks give anything back
         of_cases += [chosen(blocks.beside_bytes(rank, place, at_ends=False)) for place in places]
-        case = case + len(places) * (num_behind > 0)
+        case = case + len(places) * (found.behind.sum(1) > 0)
     nothing = np.full_like(of_cases[0], -np.inf)
     return _Alone(np.stack([nothing, *of_cases]), np.where(found.counts > 0, case, 0))
 

@@ -12,7 +12,7 @@ import numpy as np
 from autoshard.backends.rules import Problem
 from autoshard.cost.memory import rank_memory
 from autoshard.cost.passes import block_passes, end_passes, stages_work
-from autoshard.cost.rank import End, LastBlock, Rank, ends_of, model_ends
+from autoshard.cost.rank import End, LastBlock, Rank, ends_of, in_front, model_ends
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.cost.zero_sharding import State
 from autoshard.planner.grid.arrays import Array
@@ -254,7 +254,8 @@ def last_blocks(
         for block, on_chunk in zip(kinds[kind], on_chunks, strict=True):
             others = [] if behind is None else enumerate(zip(kinds, behind[kind], strict=True))
             some_behind = [(place, one, count) for place, ((one,), count) in others if count.any()]
-            yield LastBlock(block, on_chunk, some_behind, most, opens)
+            ahead = None if behind is None else in_front(counts[:, 0], kind, behind[kind])
+            yield LastBlock(block, on_chunk, some_behind, most, ahead, opens)
 
     return tuple(tuple(of_kind(kind, share > 0)) for kind, share in enumerate(shares(counts)))
 
