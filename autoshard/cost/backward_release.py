@@ -35,7 +35,8 @@ class Moments(NamedTuple):
     gradients, which are all that is made if each operator's are added to their sum at once; those of this one alone.
     tiled: as `after`, of the steps that have a tile of scores; tile_bytes: of that tile, of a microbatch of any size; 0
     without. most: bytes that the fullest step works with, without tiles. puts_off: whether a schedule may put off the
-    gradients of `weights`; those of experts it may not.
+    gradients of `weights`; those of experts it may not. between: of an end of the model, most activations after the
+    operator of `weights`, whose matrices are not in `made`; nothing where that reads all.
     """
 
     early: Moment = NO_MOMENT
@@ -48,6 +49,7 @@ class Moments(NamedTuple):
     tile_bytes: float = 0.0
     most: float = 0.0
     puts_off: bool = True
+    between: Moment = NO_MOMENT
 
 
 def moments(program: Program, held: Sequence[float], tiles: Sequence[float]) -> Moments:
@@ -60,9 +62,11 @@ def moments(program: Program, held: Sequence[float], tiles: Sequence[float]) -> 
     read = [_matrices(program, index) for index in range(len(program.steps))]
     late = _first_of_mlp(program, read)
     most, elements = max(held, default=0.0), parameter_elements(program)
-    weights, puts_off = _of_largest_operator(program, held, most, elements)
+    largest, weights, puts_off = _of_largest_operator(program, held, most, elements)
     if late is None:
-        return Moments(weights=weights, most=most, puts_off=puts_off)
+        others = {name for names in read[:largest] for name in names}.difference(*read[largest : largest + 1])
+        between = Moment(most - max(held[:largest]), _by_axes(program, others, elements)) if others else NO_MOMENT
+        return Moments(weights=weights, most=most, puts_off=puts_off, between=between)
     first = max(range(len(held)), key=held.__getitem__)
     after = max(held[:late], default=held[late])
     before = max(range(late, len(held)), key=held.__getitem__)
@@ -89,17 +93,17 @@ def moments(program: Program, held: Sequence[float], tiles: Sequence[float]) -> 
 
 def _of_largest_operator(
     program: Program, held: Sequence[float], most: float, elements: Mapping[str, int]
-) -> tuple[Moment, bool]:
-    """Moments.weights and puts_off. held: bytes at each step, less what was given back before. most: bytes at the
-    fullest one."""
+) -> tuple[int, Moment, bool]:
+    """The place of the operator of Moments.weights; that; and puts_off. held: bytes at each step, less what was given
+    back before. most: bytes at the fullest one."""
     learned = {tensor.name for tensor in program.graph.learned()}
     by_step = [{view for one in operator_steps(step) for view in one.inputs} & learned for step in program.steps]
     counts = [sum(elements[name] for name in names) for names in by_step]
     place = max(range(len(counts)), key=lambda step: (counts[step], held[step]), default=None)
     if place is None:
-        return NO_MOMENT, True
+        return 0, NO_MOMENT, True
     puts_off = any(is_projection(program.graph, one.operator) for one in operator_steps(program.steps[place]))
-    return Moment(most - held[place], _by_axes(program, by_step[place], elements)), puts_off
+    return place, Moment(most - held[place], _by_axes(program, by_step[place], elements)), puts_off
 
 
 def _by_axes(program: Program, names: Iterable[str], elements: Mapping[str, int]) -> dict[tuple[str, ...], int]:

@@ -18,6 +18,7 @@ from autoshard.cost.travelling_bytes import (
     SUMMED_GRADIENTS,
     Ahead,
     Ends,
+    Loss,
     Sizes,
     block_bytes,
     in_work_bytes,
@@ -275,16 +276,19 @@ def _travelling_bytes(
 ) -> Number:
     """Bytes that one microbatch needs beside kept activations where units travel: cost/travelling_bytes.py.
     gone_bytes: of `_gone_at_first_bytes`."""
-    (parameter, reduced), ends, loss = dtypes, _ends_in_turns(rank), (0.0, 0.0, 0.0)
+    (parameter, reduced), ends, loss = dtypes, _ends_in_turns(rank), Loss(0.0, 0.0, 0.0, 0.0)
     if rank.has_loss:
         head = rank.ends[-1]
         kept_by_loss = head.part.kept_bytes
-        loss = _of_ends(rank, "working_bytes"), _head_work_bytes(rank, head) + kept_by_loss, kept_by_loss
+        between = head.part.working_bytes - head.unit.travelling.turns.back_after * rank.hidden_bytes
+        beside = _head_work_bytes(rank, head) + kept_by_loss, between + kept_by_loss
+        loss = Loss(_of_ends(rank, "working_bytes"), *beside, kept_by_loss)
     sizes = Sizes(parameter, state.gathers * parameter, reduced)
     kinds = state.turns or [(True, state.block.travelling.turns)]
+    of_head = where(ends.between > 0, ends.between, ends.last)
     of_blocks = opening = closing = 0.0
     for place, ((there, turns), works, chunks) in enumerate(zip(kinds, backwards, rank.kinds, strict=True)):
-        last, before = chunks[0], chunks[0].opens * ends.last * (1 + 1 / state.owners)
+        last, before = chunks[0], chunks[0].opens * of_head * (1 + 1 / state.owners)
         if last.behind:
             leaving = (where(count > 0, kinds[kind][1].last_on_its_way, 0.0) for kind, _, count in last.behind)
             before = before + reduce(largest, leaving)
@@ -378,16 +382,17 @@ def _head_work_bytes(rank: Rank, end: End) -> Number:
 
 
 def _ends_in_turns(rank: Rank) -> Ends:
-    """Elements of the rank's ends that travel. An end with a prediction module has two tables, of which the embedding's
+    """Elements of the rank's ends that travel; those of a head apart from its table are told apart where that is all
+    the end has. An end with a prediction module has two tables, of which the embedding's
     leaves behind the module where its own backward is on another rank."""
     ends = Ends(0.0, 0.0, 0.0, chunks_loss=any(end.chunks_loss for end in rank.ends))
     for end in rank.ends:
-        going, (_, table, predicting, *_) = end.unit.going, end.unit.travelling.turns
+        going, (_, table, predicting, _, between, *_) = end.unit.going, end.unit.travelling.turns
         predicting = predicting if anywhere(predicting) else 0.0
         predicts, of_module = predicting > 0, where(predicting > 0, table, 0.0)
         if not end.has_table:
-            last, leaving = where(predicts, table, going), where(predicts, largest(table, predicting), 0.0)
-            ends = ends._replace(last=last, leaving=leaving, predicting=predicting)
+            last, leaving = where(predicts, table, going - between), where(predicts, largest(table, predicting), 0.0)
+            ends = ends._replace(last=last, leaving=leaving, predicting=predicting, between=between)
         elif end.has_loss:
             tied = where(predicts, 0.0, 1.0)
             of_both = where(predicts, table, going), of_module, tied, of_module, predicting, predicting

@@ -27,7 +27,8 @@ class Ends(NamedTuple):
     bucket that is gathered behind the module's head.
 
     chunks_loss: whether losses come in chunks, each of which adds to the gradient of the head: all that a loss works
-    with is there with it, and what it keeps.
+    with is there with it, and what it keeps. between: what travels of the head apart from its table, between that and
+    the blocks; 0 for nothing.
     """
 
     first: Number
@@ -37,6 +38,17 @@ class Ends(NamedTuple):
     leaving: Number = 0.0
     predicting: Number = 0.0
     chunks_loss: bool = False
+    between: Number = 0.0
+
+
+class Loss(NamedTuple):
+    """Bytes beside kept activations, over rows: what the loss works with; what the head works with when the loss is
+    over, and behind its table (`Ends.between`); what the loss kept, which is gone when blocks run backward."""
+
+    working: Number
+    head: Number
+    between: Number
+    kept: Number
 
 
 class Ahead(NamedTuple):
@@ -93,7 +105,7 @@ def in_work_bytes(
     ends: Ends,
     sizes: Sizes,
     owners: Number,
-    loss: tuple[Number, Number, Number],
+    loss: Loss,
     gone_bytes: Number,
     opening: Number,
     closing: Number,
@@ -101,21 +113,21 @@ def in_work_bytes(
     """Bytes beside kept activations at the worst moment of a microbatch, over rows.
 
     of_blocks: `block_bytes` of the block that needs most, 0 for none. ends: what travels of these. owners: as in State.
-    loss: what it works with; what the head works with when the loss is over; what it kept, which is gone when blocks
-    run backward. gone_bytes: of all that is kept, what is gone when the embedding does. opening: elements of the larger
+    gone_bytes: of all that is kept, what is gone when the embedding does. opening: elements of the larger
     bucket of the block in front of the head, 0 for none. closing: of the bucket that is on its way when the embedding
     runs backward.
 
     What leaves of a table is there twice at first, as backward left it and as it is sent, and with it the rank's shard
-    of what arrives; of the head before that its weights and gradients of logits. When the embedding has its gradient,
-    the last bucket of a block is on its way; where the head has the same table, its weights are whole until then, and
-    there are two gradients and their sum.
+    of what arrives; of the head before that its weights and gradients of logits. What else the head has travels between
+    its table and the blocks: it is gathered while the table is at work, which leaves while it is at work itself. When
+    the embedding has its gradient, the last bucket of a block is on its way; where the head has the same table, its
+    weights are whole until then, and there are two gradients and their sum.
 
     The loss of a prediction module comes first. When the model's own is at work, the module's has been given back, the
     head has its gradient and the embedding too, and the module's last bucket leaves; the head then gets another
     gradient and their sum.
     """
-    (parameter, whole, reduced), (loss_work, head_work, kept_by_loss), (first, last) = sizes, loss, ends[:2]
+    (parameter, whole, reduced), (loss_work, head_work, _, kept_by_loss), (first, last) = sizes, loss, ends[:2]
     on_its_way, before_table = reduced + reduced / owners, closing * reduced
     table_leaves = first * (parameter + on_its_way)
     of_embedding = largest(first * parameter + before_table, table_leaves)
@@ -138,7 +150,13 @@ def in_work_bytes(
         on_sum = of_module * (gathered + last * (SUMMED_GRADIENTS - 1) * parameter)
         of_logits = largest(largest(of_logits + of_module * last * parameter, on_loss), on_sum) + module
         leaving = leaving + waiting
-    of_head = opening * whole + largest(of_logits, leaving)
+    of_head = opening * whole
+    if anywhere(ends.between):
+        on_others = loss.between + ends.between * (whole + parameter) + last * on_its_way
+        of_table = ends.between * whole + largest(of_logits, leaving + loss.between)
+        of_head = where(ends.between > 0, largest(of_head + on_others, of_table), of_head + largest(of_logits, leaving))
+    else:
+        of_head = of_head + largest(of_logits, leaving)
     if predicts:
         on_prediction = kept_by_loss - probabilities + gradients_of_logits + gathered + ends.predicting * whole
         of_head = largest(of_head, of_module * on_prediction)

@@ -158,9 +158,12 @@ def in_turns(matrices: Counts, mesh: Mesh, times: Moments = NO_MOMENTS, hidden_b
     return Turns(total, larger, other, early, sum(late.values()), *back, float(is_last), *more, *tiled)
 
 
-def end_turns(matrices: Counts, table: Counts, mesh: Mesh) -> Turns:
+def end_turns(
+    table: Counts, matrices: Counts, mesh: Mesh, times: Moments = NO_MOMENTS, hidden_bytes: float = 1.0
+) -> Turns:
     """Elements that travel of an end of the model: all, those of a table, and those of a prediction module's last
-    bucket, 0 without a module. table: matrices of the embedding.
+    bucket, 0 without a module; late, of an end without one, those whose buckets leave behind the head's table, and what
+    is freed when most is there by then. table: matrices of the embedding.
 
     With a module the end has both tables, which are as large as each other. Its block's matrices travel apart from
     them; those that as many ranks share as a table leave last. Where both tables are one it counts as part of it.
@@ -169,7 +172,9 @@ def end_turns(matrices: Counts, table: Counts, mesh: Mesh) -> Turns:
     if not counts or not tables:
         return NO_TURNS._replace(all=sum(counts.values()))
     (among, size), *_ = tables.items()
-    return NO_TURNS._replace(all=sum(counts.values()), larger=size, other=max(0.0, counts[among] - 2 * size))
+    late, back_after = sum(_by_sharers(times.between.made, mesh).values()), times.between.given_back / hidden_bytes
+    others = {"other": max(0.0, counts[among] - 2 * size), "late": late, "back_after": back_after}
+    return NO_TURNS._replace(all=sum(counts.values()), larger=size, **others)
 
 
 def _by_sharers(matrices: Counts, mesh: Mesh) -> dict[tuple[str, ...], float]:
@@ -419,7 +424,8 @@ def mesh_state(
         gather_s, scatter_s = moved(matrices, zero, precision, mesh, cluster, quantized)
         again_s = 0.0 if reads_table_once else gather_s
         weights, sums = (held_elements(counts, matrices, mesh, zero >= stage) for stage in (3, 2))
-        turns = in_turns(matrices, mesh, times, hidden_bytes) if is_block else end_turns(matrices, contents.table, mesh)
+        of_matrices = (matrices, mesh, times, hidden_bytes)
+        turns = in_turns(*of_matrices) if is_block else end_turns(contents.table, *of_matrices)
         cast_s = 0.0
         if shared and casts_gathered(precision):
             assert precision.products is not None

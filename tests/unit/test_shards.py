@@ -12,7 +12,7 @@ from autoshard.cost.local_shape import strategy_mesh
 from autoshard.cost.part import Part
 from autoshard.cost.passes import Passes, block_passes, end_passes, exposed, stage_passes
 from autoshard.cost.stage import mean_part, strategy_parts
-from autoshard.cost.travelling_bytes import Ahead, Ends, Sizes, block_bytes, in_work_bytes
+from autoshard.cost.travelling_bytes import Ahead, Ends, Loss, Sizes, block_bytes, in_work_bytes
 from autoshard.cost.zero_sharding import Travelling, Turns, Unit, in_turns
 from autoshard.errors import AutoshardError
 from autoshard.graph.count import Collective
@@ -92,7 +92,7 @@ def in_work(
     before += opens * ends.last * 1.5
     ahead = Ahead(block.asked_first * (blocks > 1), block.asked_first * (blocks > 2), blocks > 1)
     of_block = block_bytes(block, works, before, ahead, sizes, hidden_bytes, behind)
-    loss, last = (loss_work, 0.0, kept_by_loss), block.last_on_its_way
+    loss, last = Loss(loss_work, 0.0, 0.0, kept_by_loss), block.last_on_its_way
     found: float = in_work_bytes(of_block, ends, sizes, 2, loss, gone_at_embedding, opens * block.larger, last)
     return found
 
@@ -222,6 +222,20 @@ def test_the_worst_moment_with_a_prediction_module() -> None:
     # many: the module's head, where all is kept but the probabilities of the module's loss
     wide = one_rank._replace(last=1000)
     assert at_worst(wide, logits, 1e6) == logits * (2 - 4) / 6 + 1000 * (2 + 2) + 20 * 2
+
+
+def test_what_a_head_has_between_its_table_and_the_blocks() -> None:
+    """A table of 100 and four more elements, which travel apart: the table leaves while these are at work."""
+
+    def at_worst(between: int, opening: int) -> float:
+        ends, loss = Ends(0, 100, 0, between=between), Loss(600.0, 0.0, 50.0, 0.0)
+        found: float = in_work_bytes(0.0, ends, Sizes(2, 2, 4), 2, loss, 0.0, opening, 0.0)
+        return found
+
+    sent = 4 + 2
+    assert at_worst(0, 10) == 10 * 2 + 100 * (2 + sent)  # the next block's weights are there
+    assert at_worst(4, 10) == 4 * 2 + 100 * (2 + sent) + 50
+    assert at_worst(4, 200) == 200 * 2 + 4 * (2 + 2) + 100 * sent + 50
 
 
 def test_blocks_of_two_kinds_need_what_one_of_them_needs_at_a_time() -> None:

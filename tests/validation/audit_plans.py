@@ -206,6 +206,11 @@ PLANS: dict[str, tuple[str, int, dict[str, Any]]] = {
         {"pp": 4, "dp": 8, "ep": 8, "recompute": "full", "sequence_length": 512},
     ),
     "state space": ("granite-4.0-h-tiny", 4, {"tp": 2, "pp": 2, "sequence_length": 1024}),
+    "a head with streams, ZeRO-3": (
+        "deepseek-v4-flash",
+        3,
+        {"tp": 4, "pp": 2, "dp": 16, "ep": 16, "zero": 3, "recompute": "full", "sequence_length": 1024},
+    ),
     "a mixture behind a dense block, ZeRO-3": ("glm-4.5-air", 2, {"pp": 2, "dp": 2, "zero": 3, "recompute": "full"}),
     "prediction module": ("predicting", 3, {"dp": 64, "ep": 16, "zero": 3, "recompute": "full"}),
     "prediction module, last stage": ("predicting", 3, {"pp": 2, "dp": 64, "ep": 16, "zero": 3, "recompute": "full"}),

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from autoshard.backends.rules import Draft, Problem
-from autoshard.cost.backward_release import Moment, Moments
+from autoshard.cost.backward_release import NO_MOMENT, Moment, Moments
 from autoshard.cost.collectives import CollectiveLaw
 from autoshard.cost.local_shape import LocalShape, local_shape
 from autoshard.cost.step import accumulation_s_per_parameter
@@ -85,12 +85,17 @@ def _among(tp: int, unit: Contents) -> Contents:
     parameters, matrices = (
         {axes: count // tp for axes, count in counts.items()} for counts in (unit.parameters, unit.matrices)
     )
-    moment = unit.moments.weights
-    weights = Moment(moment.given_back / tp, {axes: count // tp for axes, count in moment.made.items()})
+    weights, between = unit.moments.weights, unit.moments.between
+    made, others = ({axes: count // tp for axes, count in of.made.items()} for of in (weights, between))
+    moments = Moments(
+        weights=Moment(weights.given_back / tp, made),
+        puts_off=unit.moments.puts_off,
+        between=Moment(LARGE, others) if others else NO_MOMENT,
+    )
     return Contents(
         parameters,
         matrices,
-        moments=Moments(weights=weights, puts_off=unit.moments.puts_off),
+        moments=moments,
         frozen=unit.frozen // tp,
         chunks_loss=unit.chunks_loss,
         head_gradients=unit.head_gradients // tp,
