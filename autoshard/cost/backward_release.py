@@ -30,13 +30,14 @@ class Moments(NamedTuple):
     """The moments of a block's backward at which most may be held.
 
     early: one step works with most; nothing has been given back. late: the last gradient of experts or of an MLP.
-    after: most activations after that. end: the last gradient of all. before: most activations up to the late moment;
-    of this one and `after` one has given nothing back. weights: the operator whose weights have most elements has their
-    gradients, which are all that is made if each operator's are added to their sum at once; those of this one alone.
-    tiled: as `after`, of the steps that have a tile of scores; tile_bytes: of that tile, of a microbatch of any size; 0
-    without. most: bytes that the fullest step works with, without tiles. puts_off: whether a schedule may put off the
-    gradients of `weights`; those of experts it may not. between: of an end of the model, most activations after the
-    operator of `weights`, whose matrices are not in `made`; nothing where that reads all.
+    after: most activations after that. later: the most when more gradients have come than then, which count as all of
+    them. end: the step of the last gradient of all is over. before: most activations up to the late moment; of this one
+    and `after` one has given nothing back. weights: the operator whose weights have most elements has their gradients,
+    which are all that is made if each operator's are added to their sum at once; those of this one alone. tiled: as
+    `after`, of the steps that have a tile of scores; tile_bytes: of that tile, of a microbatch of any size; 0 without.
+    most: bytes that the fullest step works with, without tiles. puts_off: whether a schedule may put off the gradients
+    of `weights`; those of experts it may not. between: of an end of the model, most activations after the operator of
+    `weights`, whose matrices are not in `made`; nothing where that reads all.
     """
 
     early: Moment = NO_MOMENT
@@ -50,14 +51,16 @@ class Moments(NamedTuple):
     most: float = 0.0
     puts_off: bool = True
     between: Moment = NO_MOMENT
+    later: Moment = NO_MOMENT
 
 
-def moments(program: Program, held: Sequence[float], tiles: Sequence[float]) -> Moments:
+def moments(program: Program, held: Sequence[float], tiles: Sequence[float], begins: Sequence[float]) -> Moments:
     """The moments of one block's backward, whatever the recompute set: what runs again is given back at the same steps
     as what was kept.
 
     held: bytes at the backward of each step, less what was given back before, without its tile. tiles: bytes of each
-    step's tile of scores, 0 for none. Of several steps with a tile, the most of each number is taken.
+    step's tile of scores, 0 for none. Of several steps with a tile, the most of each number is taken. begins: as held,
+    when the backward of each step begins.
     """
     read = [_matrices(program, index) for index in range(len(program.steps))]
     late = _first_of_mlp(program, read)
@@ -68,26 +71,29 @@ def moments(program: Program, held: Sequence[float], tiles: Sequence[float]) -> 
         between = Moment(most - max(held[:largest]), _by_axes(program, others, elements)) if others else NO_MOMENT
         return Moments(weights=weights, most=most, puts_off=puts_off, between=between)
     first = max(range(len(held)), key=held.__getitem__)
-    after = max(held[:late], default=held[late])
+    after = max(range(late), key=held.__getitem__, default=late)
     before = max(range(late, len(held)), key=held.__getitem__)
 
     def made(since: int) -> dict[tuple[str, ...], int]:
         return _by_axes(program, {name for names in read[since:] for name in names}, elements)
 
     end = next(index for index, names in enumerate(read) if names)
+    more = [index for index in range(after) if read[index]]
+    later = max(held[: more[-1] + 1]) if more else held[end]
     tiled = [(held[index], tile, -index) for index, tile in enumerate(tiles[:late]) if tile]
     in_tile, tile_bytes, place = map(max, zip(*tiled, strict=True)) if tiled else (most, 0.0, 0)
     return Moments(
         Moment(0.0, made(first)),
         Moment(most - held[late], made(late)),
-        Moment(most - after, made(0)),
-        Moment(most - held[end], made(0)),
-        Moment(most - held[before] if after == most else 0.0, made(before)),
+        Moment(most - held[after], made(after)),
+        Moment(most - (begins[end - 1] if end else held[end]), made(0)),
+        Moment(most - held[before] if held[after] == most else 0.0, made(before)),
         weights,
         Moment(most - in_tile, made(-int(place))) if tiled else NO_MOMENT,
         tile_bytes,
         most,
         puts_off,
+        later=Moment(most - later, made(0)),
     )
 
 

@@ -259,7 +259,8 @@ def program_work(program: Program) -> ProgramWork:
     every_step = at_steps(program)
     at_work, tiles, *_ = every_step
     kept = sum(kept_activations(program, NO_RECOMPUTE).values())
-    needed = [work + held - kept for work, held in zip(at_work, held_bytes(program, NO_RECOMPUTE), strict=True)]
+    held = [of_step - kept for of_step in held_bytes(program, NO_RECOMPUTE)]
+    needed, begins = ([*map(add, beside, held)] for beside in (at_work, every_step.gradients))
     with_tiles = [need + tile for need, tile in zip(needed, tiles, strict=True)]
     heaviest = max(range(len(needed)), key=with_tiles.__getitem__, default=None)
     parameters: dict[tuple[str, ...], int] = {}
@@ -289,7 +290,7 @@ def program_work(program: Program) -> ProgramWork:
         waiting_bytes(program),
         matrices,
         len(learned),
-        moments(program, needed, tiles),
+        moments(program, needed, tiles, begins),
         heaviest,
         0.0 if heaviest is None else tiles[heaviest],
         max(needed, default=0.0),

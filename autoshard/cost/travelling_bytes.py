@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import reduce
+from functools import partial, reduce
 from typing import NamedTuple
 
 from autoshard.cost.zero_sharding import Turns
@@ -97,7 +97,8 @@ def block_bytes(
     sent, and with it the rank's shard of what arrives.
     """
     given = block, works, before, ahead, sizes, hidden_bytes, behind
-    return either(block.is_last, lambda: _larger_last(*given), lambda: _larger_first(*given))
+    in_turns = partial(either, block.is_last, lambda: _larger_last(*given), lambda: _larger_first(*given))
+    return either(block.together, lambda: _together(*given), in_turns)
 
 
 def in_work_bytes(
@@ -164,8 +165,8 @@ def in_work_bytes(
 
 
 def _moments(works: Sequence[Number], block: Turns, hidden_bytes: Number) -> Iterator[Number]:
-    """Bytes that a block works on early, late, when most is there after that, then with a tile of scores if there is
-    one, and when its larger bucket leaves. works: as of block_bytes.
+    """Bytes that a block works on early, late, when most is there after that, when more gradients are, with a tile of
+    scores if there is one, and when its larger bucket leaves. works: as of block_bytes.
 
     Early and late one segment has run again, that at the block's end. After that others have run again, too, and what
     that one saved is among what was given back.
@@ -173,13 +174,40 @@ def _moments(works: Sequence[Number], block: Turns, hidden_bytes: Number) -> Ite
     most, with_segment, with_all = works
     for back in (block.back_before, block.back_late):
         yield where(back > 0, with_segment - back * hidden_bytes, smallest(most, with_segment))
-    after, leaving = (
-        where(back > 0, with_all - back * hidden_bytes, most) for back in (block.back_after, block.back_leaving)
+    after, later, leaving = (
+        where(back > 0, with_all - back * hidden_bytes, most)
+        for back in (block.back_after, block.back_later, block.back_leaving)
     )
     in_tile = where(block.back_tiled > 0, with_all + block.tile_bytes - block.back_tiled * hidden_bytes, most)
     yield after
-    yield where(block.tile_bytes > 0, in_tile, after)
+    yield later
+    yield where(block.tile_bytes > 0, in_tile, later)
     yield where(block.leaving_tile_bytes > 0, largest(leaving, in_tile), leaving)
+
+
+def _together(
+    block: Turns,
+    works: Sequence[Number],
+    before: Number,
+    ahead: Ahead,
+    sizes: Sizes,
+    hidden_bytes: Number,
+    behind: Number,
+) -> Number:
+    """Bytes of a block all of whose gradients leave at its end: of one bucket, or that runs again as a whole. The
+    bucket that is asked for first leaves first. Arguments as of block_bytes."""
+    (parameter, whole, reduced), rest = sizes, block.all - block.asked_first
+    _, late, after, later, in_tile, leaving = _moments(works, block, hidden_bytes)
+    first = ahead.of_last * whole + before * reduced
+    between = ahead.of_others * whole + ahead.others * (reduced * block.last_on_its_way - behind)
+    gradients = largest(works[0] + block.early * parameter, late + block.late * parameter)
+    behind_late = after + block.after * parameter, later + block.all * parameter, in_tile + block.tiled * parameter
+    at_work = reduce(largest, behind_late, gradients) + block.all * whole + largest(first, between)
+    leaves = leaving + (ahead.of_last + rest) * whole + block.all * parameter + reduced * block.first_on_its_way
+    if not anywhere(rest):
+        return largest(at_work, leaves)
+    rest_leaves = leaving + ahead.of_last * whole + rest * parameter + reduced * block.last_on_its_way
+    return largest(at_work, largest(leaves, where(rest > 0, rest_leaves, 0.0)))
 
 
 def _larger_first(
@@ -191,25 +219,19 @@ def _larger_first(
     hidden_bytes: Number,
     behind: Number,
 ) -> Number:
-    """Bytes of a block whose larger bucket leaves first, or that has one bucket. Arguments as of block_bytes."""
+    """Bytes of a block whose experts, the larger bucket, leave first. Arguments as of block_bytes."""
     (parameter, whole, reduced), larger, other = sizes, block.larger, block.other
-    larger_leaves = reduced * block.larger_on_its_way
-    apart, at_once = (larger < block.all) * 1.0, 1 - block.waits
-    two_buckets = anywhere(apart)
+    larger_leaves, at_once = reduced * block.larger_on_its_way, 1 - block.waits
     first = at_once * ahead.of_last * whole + before * reduced
     between = at_once * ahead.of_others * whole + ahead.others * (reduced * block.other_on_its_way - behind)
-    _, late, after, in_tile, leaving = _moments(works, block, hidden_bytes)
-    of_late = late + block.late * parameter
-    of_end, after = largest(after + larger * parameter, in_tile + block.tiled * parameter), largest(after, in_tile)
-    of_larger = largest(works[0] + block.early * parameter, of_late)
-    of_larger = largest(of_larger, where(apart, of_late, of_end) if two_buckets else of_end)
-    of_larger = of_larger + block.all * whole + largest(first, between)
-    gathered = at_once * ahead.of_last
-    if two_buckets:
-        leaves = largest(larger_leaves, before * reduced)
-        of_other = after + (other + ahead.of_last) * whole + other * parameter + leaves
-        of_larger, gathered = largest(of_larger, apart * of_other), apart * other + gathered
-    return largest(of_larger, leaving + gathered * whole + larger * parameter + larger_leaves)
+    _, late, after, later, in_tile, leaving = _moments(works, block, hidden_bytes)
+    gradients = largest(works[0] + block.early * parameter, late + block.late * parameter)
+    of_larger = gradients + block.all * whole + largest(first, between)
+    gathered = (other + at_once * ahead.of_last) * whole
+    at_leave = leaving + gathered + larger * parameter + larger_leaves
+    after = largest(after + (block.after - larger) * parameter, largest(later, in_tile) + other * parameter)
+    of_other = after + (other + ahead.of_last) * whole + largest(larger_leaves, before * reduced)
+    return largest(largest(of_larger, at_leave), of_other)
 
 
 def _larger_last(
@@ -227,15 +249,15 @@ def _larger_last(
     """
     (parameter, whole, reduced), rest = sizes, block.larger
     experts_leave, rest_leaves = reduced * block.other_on_its_way, reduced * block.larger_on_its_way
-    early, late, after, in_tile, leaving = _moments(works, block, hidden_bytes)
-    after = largest(after, in_tile)
+    early, late, after, later, in_tile, leaving = _moments(works, block, hidden_bytes)
+    after = largest(after + (block.after - block.other) * parameter, largest(later, in_tile) + rest * parameter)
     first = ahead.of_last * whole + before * reduced
     between = ahead.of_others * whole + ahead.others * (rest_leaves - behind)
     gradients = largest(early + block.early * parameter, late + block.late * parameter)
     of_experts = block.all * whole + gradients + largest(first, between)
     gathered = (rest + ahead.of_last) * whole
     of_leaving = late + gathered + block.late * parameter + experts_leave
-    of_rest = after + gathered + rest * parameter + experts_leave
+    of_rest = after + gathered + experts_leave
     at_end = leaving + gathered + rest * parameter + rest_leaves
     at_most = works[0] + rest * whole  # one of the moments before and after has given nothing back
     return reduce(largest, (of_experts, of_leaving, of_rest, at_end, at_most))

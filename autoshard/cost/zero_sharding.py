@@ -74,7 +74,9 @@ class Turns(NamedTuple):
     the rest of their block, and only then for the next one's experts; else 0.
     working: what the block works with most but for tiles of scores, in hidden activations. back_tiled: as back_after,
     at a step with a tile, where gradients of `tiled` elements are there. tile_bytes: of that tile, of any microbatch;
-    leaving_tile_bytes: of a tile that is there when the larger bucket leaves; 0 without.
+    leaving_tile_bytes: of a tile that is there when the larger bucket leaves; 0 without. after: the gradients that have
+    come when most is there after the late moment. back_later: as back_after, where more have, which count as all.
+    together: 1 where all gradients leave at the block's end, as those of one bucket do; else 0.
     """
 
     all: Number
@@ -97,6 +99,9 @@ class Turns(NamedTuple):
     tile_bytes: Number = 0.0
     leaving_tile_bytes: Number = 0.0
     tiled: Number = 0.0
+    after: Number = 0.0
+    back_later: Number = 0.0
+    together: Number = 0.0
 
     def run_again(self, some: Any, whole: Any) -> Turns:
         """The turns where backward runs the block's forward again. some: whether any of it, which asks for the rest of
@@ -105,7 +110,9 @@ class Turns(NamedTuple):
         back_leaving = where(whole, self.back_end, self.back_leaving)
         leaving_tile_bytes = where(whole, 0.0, self.leaving_tile_bytes)
         waits = where(some, 0.0, self.waits)
-        return self._replace(waits=waits, back_leaving=back_leaving, leaving_tile_bytes=leaving_tile_bytes)
+        together = where(whole, 1.0, self.together)
+        at_end = {"back_leaving": back_leaving, "leaving_tile_bytes": leaving_tile_bytes, "together": together}
+        return self._replace(waits=waits, **at_end)
 
     @property
     def larger_on_its_way(self) -> Number:
@@ -121,6 +128,11 @@ class Turns(NamedTuple):
     def asked_first(self) -> Number:
         """Elements of the bucket that backward asks for first."""
         return where(self.is_last, self.other, self.larger)
+
+    @property
+    def first_on_its_way(self) -> Number:
+        """Elements of the bucket that backward asks for first, while its gradients are summed."""
+        return where(self.is_last, self.other_on_its_way, self.larger_on_its_way)
 
     @property
     def last_on_its_way(self) -> Number:
@@ -144,18 +156,19 @@ def in_turns(matrices: Counts, mesh: Mesh, times: Moments = NO_MOMENTS, hidden_b
     other_share = got / other if other < total else larger_share
     is_last = larger < total and late.get(among, 0) < larger  # the rest of the block is larger than its experts
     leaving = times.end if larger == total or is_last else times.after
-    back_late, back_after, back_leaving, back_before, back_end, back_tiled = (
+    back_late, back_after, back_leaving, back_before, back_end, back_tiled, back_later = (
         moment.given_back / hidden_bytes
-        for moment in (times.late, times.after, leaving, times.before, times.end, times.tiled)
+        for moment in (times.late, times.after, leaving, times.before, times.end, times.tiled, times.later)
     )
     leaving_tile_bytes = times.tile_bytes if leaving is times.after else 0.0
-    made = float(sum(_by_sharers(times.tiled.made, mesh).values()))
+    made, after = (float(sum(_by_sharers(moment.made, mesh).values())) for moment in (times.tiled, times.after))
     tiled = times.most / hidden_bytes, back_tiled, times.tile_bytes, leaving_tile_bytes, made
+    at_end = after, back_later, float(larger == total)
     waits = larger < total and not is_last and late.keys() == {among}
     early = sum(_by_sharers((times.before if is_last else times.early).made, mesh).values())
     back = back_late, back_after, back_leaving, back_before
     more = 0.0, larger_share, other_share, back_end, float(waits)
-    return Turns(total, larger, other, early, sum(late.values()), *back, float(is_last), *more, *tiled)
+    return Turns(total, larger, other, early, sum(late.values()), *back, float(is_last), *more, *tiled, *at_end)
 
 
 def end_turns(

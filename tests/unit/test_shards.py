@@ -69,7 +69,8 @@ def test_a_rank_alone_shares_nothing(precision: str) -> None:
 def turns(block: int, larger: int, other: int, **changes: Any) -> Turns:
     """Early in the turn no activation has been given back and all gradients are there, unless it is said. Two ranks
     share all of it."""
-    shared = {"larger_share": 0.5, "other_share": 0.5}
+    shared = {"larger_share": 0.5, "other_share": 0.5, "after": block, "together": float(larger == block)}
+    shared["back_later"] = changes.get("back_after", 0.0)
     return Turns(block, larger, other, larger, larger, 0.0, 0.0, 0.0)._replace(**shared | changes)
 
 
@@ -154,10 +155,10 @@ def test_the_worst_moment() -> None:
     assert at_worst(1, block=waiting, **alone) == 500 + 2 * 10 + 8 * 2 + 2 * sent
     assert at_worst(1, block=waiting.run_again(True, False), **alone) == at_worst(1, block=experts, **alone)
     assert at_worst(0, block=turns(10, 8, 2), **alone) == 500 + 8 * (2 + sent)  # there twice
-    # a block that runs again as a whole sends them at its end, with fewer activations
+    # a block that runs again as a whole sends them at its end, with fewer activations and all of its gradients
     at_once = turns(10, 8, 2, back_after=6.0, back_leaving=1.0, back_end=3.0)
     assert at_worst(0, block=at_once.run_again(True, False), **alone) == 500 - 10 + 8 * (2 + sent)
-    assert at_worst(0, block=at_once.run_again(True, True), **alone) == 500 - 30 + 8 * (2 + sent)
+    assert at_worst(0, block=at_once.run_again(True, True), **alone) == 500 - 30 + 10 * 2 + 8 * sent
     # of a bucket that five ranks share this one gets less: a fifth of its sums
     assert at_worst(0, block=turns(10, 8, 2, larger_share=0.2), **alone) == 500 + 8 * (2 + 4 + 4 / 5)
     assert at_worst(1, ends=Ends(100, 0, 1), gone_bytes=(900.0, 0.0)) == (5 + 2 * 20 + 20 + 10 * sent + 100 * (2 + 2))
@@ -204,6 +205,23 @@ def test_the_worst_moment_of_few_blocks() -> None:
     assert at_worst(2, 0) == 50 + 10 * 2 + 10 * 2 + 10 * sent  # of the first one, when the other's have left or leave
     assert at_worst(2, 9) == 50 + 10 * 2 + 10 * 2 + max(10 * 2 + 9 * sent, 10 * sent)
     assert at_worst(3, 0) == at_worst(80, 0) == 50 + 2 * 10 * 2 + 10 * 2 + 10 * sent
+
+
+def test_gradients_that_have_come_when_most_is_there() -> None:
+    """Ten gradients come one after the other. Behind the MLP's six, one more is there when attention works with most;
+    all are when it works with less."""
+
+    def at_worst(block: Turns) -> float:
+        return in_work(0, block, Ends(0, 0, 0), (500.0, 500.0, 500.0, 0.0), (50.0, 0.0), 1, hidden_bytes=1.0)
+
+    given: dict[str, Any] = {"early": 0, "back_late": 30.0, "back_after": 1.0, "back_leaving": 100.0}
+    block = turns(10, 10, 10, late=6, after=7, **given)
+    assert at_worst(block._replace(back_later=5.0)) == 500 - 5 + 2 * 10
+    assert at_worst(block._replace(back_later=26.0)) == 500 - 1 + 2 * 7
+    # eight of ten are experts', which leave before attention runs backward, but not where all runs again at once
+    experts = turns(10, 8, 2, late=8, after=9, back_end=100.0, **given)._replace(back_later=26.0)
+    assert at_worst(experts) == 500 - 1 + 2 * 1 + 8 * (4 + 2)
+    assert at_worst(experts.run_again(True, True)) == 500 - 1 + 2 * 9
 
 
 def test_the_worst_moment_with_a_prediction_module() -> None:
@@ -258,10 +276,11 @@ def test_moments_of_a_block() -> None:
     assert sum(early.made.values()) == matrix
     experts = max(late.made, key=lambda axes: late.made[axes])
     assert late.made[experts] == block.matrices[experts] == 3 * matrix
-    assert after.made == end.made == block.matrices
+    assert after.made == late.made and end.made == block.moments.later.made == block.matrices
     assert before == early  # before the experts have their gradients
     assert sum(weights.made.values()) == matrix and weights.given_back > 0  # one of three as large
-    assert 0 == early.given_back < late.given_back < after.given_back <= end.given_back
+    gone = [moment.given_back for moment in (early, late, after, block.moments.later, end)]
+    assert gone == sorted(gone) and 0 == gone[0] < gone[1] < gone[2]
 
 
 def test_a_tile_of_scores_beside_the_gradients_of_a_block() -> None:
@@ -276,7 +295,7 @@ def test_a_tile_of_scores_beside_the_gradients_of_a_block() -> None:
         assert hidden_bytes == microbatch * 2048 * model.hidden_size * 2
         heads = model.num_attention_heads + 2 * model.num_key_value_heads
         of_projections = heads * model.head_dim * model.hidden_size  # they have no gradients yet
-        assert times.tiled.made == {("dp",): times.after.made["dp",] - of_projections}
+        assert times.tiled.made == {("dp",): times.end.made["dp",] - of_projections}
         # of the scores of all 16 heads, 512 queries and 2,048 keys, three numbers in FP32 and one in bf16
         assert times.tile_bytes == (3 * 4 + 2) * 16 * 512 * 2048
         assert 0 < times.after.given_back <= times.tiled.given_back
@@ -305,7 +324,7 @@ def test_the_worst_moment_with_a_tile_of_scores() -> None:
     leaving = experts._replace(back_tiled=30.0, tile_bytes=295.0, leaving_tile_bytes=295.0)
     assert at_worst(experts) == 500 + 2 * 4
     assert at_worst(leaving) == 500 - 300 + 295 + 8 * 2 + 8 * (4 + 2)
-    assert at_worst(leaving.run_again(True, True)) == 500 - 300 + 295 + 2 * 2 + 8 * (4 + 2)
+    assert at_worst(leaving._replace(tiled=9).run_again(True, True)) == 500 - 300 + 295 + 2 * 9
 
 
 def test_what_hides_behind_a_block() -> None:

@@ -51,6 +51,11 @@ PLANS: dict[str, tuple[str, int, dict[str, Any]]] = {
         {"dp": 8, "zero": 3, "recompute": "full", "sequence_length": 512},
     ),
     "few tokens, one table, ZeRO-3": ("tied", 3, {"dp": 8, "zero": 3, "recompute": "full", "sequence_length": 512}),
+    "one block a rank, ZeRO-3": (
+        "llama2-13b",
+        3,
+        {"pp": 4, "dp": 8, "zero": 3, "precision": "bf16_sr", "sequence_length": 2048},
+    ),
     "FP32": ("olmo2-1b", 3, {"dp": 8, "precision": "fp32", "sequence_length": 2048}),
     "FP32, one table, ZeRO-3": ("tied", 3, {"dp": 8, "zero": 3, "precision": "fp32", "sequence_length": 1024}),
     "HSDP": ("llama3-8b", 8, {"pp": 2, "dp": 8, "zero": 3, "dp_replicate": 2, "recompute": "core_attention+mlp"}),

@@ -75,7 +75,9 @@ class LeastState(RankState):
         if not state.travels:
             return state
         block, first, last = (unit._replace(travelling=_at_once(unit)) for unit in state[:3])
-        gone = dict.fromkeys(("back_late", "back_after", "back_leaving", "back_before", "back_end"), LARGE)
+        gone = dict.fromkeys(
+            ("back_late", "back_after", "back_later", "back_leaving", "back_before", "back_end"), LARGE
+        )
         turns = block.travelling.turns._replace(early=0, late=0, **gone)
         block = block._replace(travelling=block.travelling._replace(turns=turns))
         return state._replace(block=block, first=first, last=last)
