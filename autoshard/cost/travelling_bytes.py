@@ -139,10 +139,11 @@ def in_work_bytes(
     share, probability = 1 / loss_work_bytes(parameter), PROBABILITY_BYTES
     gathered, leaving = last * (whole + parameter), last * (parameter + on_its_way)
     gradients_of_logits = largest(parameter * share * loss_work, head_work)
-    of_logits = gradients_of_logits + gathered
+    of_tables = gathered + ends.tied * first * (whole + parameter)
+    of_logits = gradients_of_logits + of_tables
     if ends.chunks_loss:
         gradients_of_logits, probability = loss_work, 0
-        of_logits = loss_work + gathered + ends.tied * first * (whole + parameter) + kept_by_loss
+        of_logits = loss_work + of_tables + kept_by_loss
     predicts = any(map(anywhere, (ends.waiting, ends.leaving, ends.predicting)))
     if predicts:
         waiting, of_module = ends.waiting * parameter, (ends.predicting > 0) * 1.0
@@ -151,7 +152,7 @@ def in_work_bytes(
         on_sum = of_module * (gathered + last * (SUMMED_GRADIENTS - 1) * parameter)
         of_logits = largest(largest(of_logits + of_module * last * parameter, on_loss), on_sum) + module
         leaving = leaving + waiting
-    of_head = opening * whole
+    of_head = (1 - ends.tied) * opening * whole  # the bucket in front of a table that is the embedding's, too, is none
     if anywhere(ends.between):
         on_others = loss.between + ends.between * (whole + parameter) + last * on_its_way
         of_table = ends.between * whole + largest(of_logits, leaving + loss.between)

@@ -125,6 +125,8 @@ def test_the_worst_moment() -> None:
     assert at_worst(0, ends=Ends(5, 0, 0), **nothing_else) == 5 * 2 + 10 * sent
     # where the head has its table: whole weights, two gradients and their sum
     assert at_worst(1, ends=Ends(100, 0, 1)) == 100 * (2 + 3 * 2) + 10 * sent - 50 - 400
+    many_logits = (5.0, 5.0, 5.0, 6000.0)  # beside the gradient of these, the table and its gradient, which both stay
+    assert at_worst(1, ends=Ends(100, 0, 1), at_work=many_logits) == 6000 * 2 / 6 + 100 * (2 + 2) - 400
     assert at_worst(0, ends=Ends(0, 100, 0)) == 100 * (2 + sent) - 400  # the head, when the loss is through
     without = Ends(0, 0, 0)
     assert at_worst(0, ends=without, gone_bytes=(50.0, 0.0)) == 600 * 2 / 6  # the gradient of the logits
@@ -161,7 +163,8 @@ def test_the_worst_moment() -> None:
     assert at_worst(0, block=at_once.run_again(True, True), **alone) == 500 - 30 + 10 * 2 + 8 * sent
     # of a bucket that five ranks share this one gets less: a fifth of its sums
     assert at_worst(0, block=turns(10, 8, 2, larger_share=0.2), **alone) == 500 + 8 * (2 + 4 + 4 / 5)
-    assert at_worst(1, ends=Ends(100, 0, 1), gone_bytes=(900.0, 0.0)) == (5 + 2 * 20 + 20 + 10 * sent + 100 * (2 + 2))
+    few_logits: dict[str, Any] = {"at_work": (5.0, 5.0, 5.0, 6.0), "gone_bytes": (900.0, 0.0)}
+    assert at_worst(1, ends=Ends(100, 0, 1), **few_logits) == 5 + 2 * 20 + 20 + 10 * sent + 100 * (2 + 2)
 
 
 def test_the_worst_moment_of_a_block_whose_experts_leave_first() -> None:
