@@ -36,7 +36,7 @@ def dim_sizes(model: ModelSpec, batch: int, seq: int, tp: int = 1, capacity_fact
     divide.
 
     batch: sequences of all data-parallel replicas. capacity_factor: slots of an expert over its even share of a
-    sequence's tokens; num_local_experts / num_experts_per_tok gives every token a slot whatever the router does.
+    sequence's tokens; num_candidates / num_experts_per_tok gives every token a slot whatever the router does.
     """
     sizes = {"batch": batch, "seq": seq, "embed": model.hidden_size}
     for own, heads in zip(model.heads, heads_of_kinds(model, tp), strict=True):
@@ -50,6 +50,8 @@ def dim_sizes(model: ModelSpec, batch: int, seq: int, tp: int = 1, capacity_fact
     if model.num_local_experts:
         sizes["expert"] = model.num_local_experts
         sizes["capacity"] = ceil(routed_tokens(model, seq) * capacity_factor)
+    if model.zero_expert_num:
+        sizes["candidate"] = model.num_candidates
     if model.moe_latent_size is not None:
         sizes["latent"] = model.moe_latent_size
     if model.shared_expert_intermediate_size:
@@ -94,8 +96,9 @@ def dim_sizes(model: ModelSpec, batch: int, seq: int, tp: int = 1, capacity_fact
 
 
 def routed_tokens(model: ModelSpec, seq: int) -> float:
-    """The even share of a sequence's tokens that each expert of a mixture gets; it need not be whole."""
-    return seq * model.num_experts_per_tok / model.num_local_experts
+    """The even share of a sequence's tokens that each expert of a mixture gets; it need not be whole. Experts without a
+    matrix get theirs too."""
+    return seq * model.num_experts_per_tok / model.num_candidates
 
 
 def _mamba_heads(model: ModelSpec, mamba: Mamba, tp: int) -> dict[str, int]:
@@ -186,13 +189,13 @@ def learned_count(model: ModelSpec) -> int:
 @lru_cache(maxsize=256)
 def active_count(model: ModelSpec) -> int:
     """Number of parameters that a token meets, counted as `parameter_count` does: all but those of the experts that it
-    is not sent to."""
+    is not sent to. Of those that it is sent to, an even share has matrices."""
     if not model.is_moe:
         return parameter_count(model)
     by_dims = parameters_by_dims(model)
     of_experts = sum(count for dims, count in by_dims.items() if {"expert", "ffn"} <= {*dims})
-    idle = model.num_local_experts - model.num_experts_per_tok
-    return sum(by_dims.values()) - of_experts // model.num_local_experts * idle
+    idle = model.num_candidates - model.num_experts_per_tok
+    return sum(by_dims.values()) - of_experts * idle // model.num_candidates
 
 
 def parameters_by_dims(model: ModelSpec, learned_only: bool = False) -> dict[tuple[str, ...], int]:

@@ -168,7 +168,7 @@ def collective_laws(model: ModelSpec, cluster: Cluster, shape: LocalShape, softw
         group = group_shape(order, axes, cluster)
         once = software.sends_once and kind == "all_to_all" and "ep" in axes
         in_order = model.num_local_experts if software.neighbours else 0
-        law = collective_law(kind, group, cluster, model.num_experts_per_tok if once else 0, in_order)
+        law = collective_law(kind, group, cluster, max(1, round(model.num_experts_met)) if once else 0, in_order)
         if software is COMPILED:
             return law
         slower, stall_s = software.link_slowdown, software.stall_s * group.size

@@ -163,12 +163,14 @@ def _built_of(model: ModelSpec) -> list[str]:
         HYBRID: "full_attention beside mamba",
     }
     mixers = Counter(model.mixer_of(layer) for layer in range(model.num_hidden_layers))
-    words = [", ".join(f"{count} x {names.get(word, word)}" for word, count in mixers.items())]
+    twice = " twice" if model.family.has_two_attentions else ""
+    words = [", ".join(f"{count} x {names.get(word, word)}{twice}" for word, count in mixers.items())]
     if model.is_moe:
         some = model.num_sparse_layers < model.num_hidden_layers
         shared = " and a shared one" if model.shared_expert_intermediate_size else ""
         where = f" in {model.num_sparse_layers} blocks" if some else ""
-        words.append(f"{model.num_experts_per_tok} of {model.num_local_experts} experts{shared}{where}")
+        zero = f" and {model.zero_expert_num} without matrices" if model.zero_expert_num else ""
+        words.append(f"{model.num_experts_per_tok} of {model.num_local_experts} experts{zero}{shared}{where}")
     if model.num_streams > 1:
         words.append(f"a residual of {model.num_streams} streams")
     if model.multi_token_prediction is not None:

@@ -16,7 +16,7 @@ from autoshard.graph.loss_kinds import CrossEntropy, LinearCrossEntropy
 from autoshard.graph.operator_kind import Extra, Internal, OperatorKind, Sizes, num_elements
 from autoshard.graph.pointwise import check_expression, count, factor
 from autoshard.graph.recurrent_kinds import CausalConv, GatedDeltaRule, StateSpaceScan
-from autoshard.graph.routing_kinds import Combine, Dispatch, TopKGate
+from autoshard.graph.routing_kinds import Combine, Dispatch, SumRest, TopKGate
 from autoshard.graph.stream_kinds import CollapseStreams, ExpandStreams, MeanStreams, RepeatStreams, StreamWeights
 
 
@@ -208,6 +208,7 @@ KINDS: dict[str, OperatorKind] = {
     "cross_entropy": CrossEntropy(),
     "linear_cross_entropy": LinearCrossEntropy(),
     "top_k_gate": TopKGate(),
+    "sum_rest": SumRest(),
     "dispatch": Dispatch(),
     "combine": Combine(),
     "position_scale": PositionScale(),

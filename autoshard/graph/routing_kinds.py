@@ -24,7 +24,7 @@ class TopKGate(OperatorKind):
     def internal_collectives(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[Internal, ...]:
         if not op.attributes.get("aux_loss_coef"):
             return ()
-        size = 2.0 * graph.summed_bytes(op.inputs[0]) * graph.sizes["expert"]
+        size = 2.0 * graph.summed_bytes(op.inputs[0]) * graph.sizes[graph.tensors[op.output].dims[-1]]
         return ("all_reduce", "batch", size), ("all_reduce", "seq", size)
 
     def flops(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
@@ -35,6 +35,19 @@ class TopKGate(OperatorKind):
 
     def passes_gradient(self, op: Operator, index: int) -> bool:
         return index == 0
+
+
+class SumRest(OperatorKind):
+    """The sum of the last dim's numbers from attribute `first` on, [batch seq]: the weight of all experts that hand a
+    token back as it is."""
+
+    def backward_flops_ratio(self, op: Operator, graph: Graph) -> float:
+        return 1.0
+
+    def flops(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
+        """One for each number that is added up: a router's row is never split."""
+        rest = graph.sizes[graph.tensors[op.inputs[0]].dims[-1]] - int(str(op.attributes["first"]))
+        return rest * num_elements(graph, op.output, sizes)
 
 
 class Dispatch(OperatorKind):

@@ -42,6 +42,9 @@ def input_notes(model: ModelSpec, training: TrainingSpec, backend: str) -> Itera
             if rest := length % rate:
                 last = f"the last {rest} tokens are" if rest > 1 else "the last token is"
                 yield f"seq-len {length:,}: {last} in no entry that stands for {rate}; use a multiple of {rate}"
+    if model.zero_expert_num:
+        told = f"{model.zero_expert_num:,} of {model.num_candidates:,} experts have no matrices"
+        yield f"{model.name}: {told}; plans count that routers choose all alike, these too"
     if model.multi_token_prediction is not None:
         weight = model.multi_token_prediction.mtp_loss_scaling_factor
         told = "its loss is part of the one that training reports, not of that on held-out text"

@@ -274,6 +274,7 @@ def _model(original: Plan, strategy: Strategy, vocab_size: int, more_heads: int)
         shared_expert_intermediate_size=2 * ffn if model.shared_expert_intermediate_size else 0,
         num_local_experts=held,
         num_experts_per_tok=experts,
+        zero_expert_num=2 if model.zero_expert_num else 0,
         rope_scaling=None if model.rope_scaling is None else model.rope_scaling.shrunk(frequencies),
         latent_attention=latent,
         compressed_attention=compressed,
@@ -281,7 +282,9 @@ def _model(original: Plan, strategy: Strategy, vocab_size: int, more_heads: int)
         v_head_dim=None if model.v_head_dim is None else max(1, HEAD_DIM * model.v_head_dim // model.head_dim),
         global_attention=wide,
         moe_latent_size=None if model.moe_latent_size is None else hidden // 2,
-        router=None if model.router is None else model.router.shrunk(held, experts),
+        router=None
+        if model.router is None
+        else model.router.shrunk(held + (2 if model.zero_expert_num else 0), experts),
         linear_attention=None if model.linear_attention is None else model.linear_attention.shrunk(strategy.tp),
         mamba=None if model.mamba is None else model.mamba.shrunk(strategy.tp),
         chunked_attention=_chunks(model.chunked_attention, window),

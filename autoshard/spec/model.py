@@ -90,7 +90,8 @@ class ModelSpec:
     mlp_layer_types: Of each block of a mixture, dense (an MLP of dense_intermediate_size) | sparse (experts) | hashed
         (deepseek_v4: experts that a table of tokens chooses); of each block of nemotron_h also none (its tokens are
         mixed instead); absent where all blocks are alike.
-    dense_intermediate_size: Width of the MLP of a mixture's blocks without experts; absent without such blocks.
+    dense_intermediate_size: Width of the MLP of a mixture's blocks without experts, and of both MLPs that each block of
+        longcat_flash has beside its experts; absent without such MLPs.
     position_types: Of each block, rope (rotary positions) | nope (no positions); absent where all blocks have them.
     gate_types: Of each block, whose gates clamped_gate cuts off: free (nobody's) | routed (the routed experts') |
         shared (those of the shared expert, or of the MLP in place of experts) | both; absent where it is the routed
@@ -126,6 +127,8 @@ class ModelSpec:
         blocks with a window; absent where all blocks have the same.
     moe_latent_size: Width of the vector that a token is brought down to for the experts, and their answer up from;
         absent where they take the hidden state.
+    zero_expert_num: Experts behind the others that hand a token back as it is, without a matrix: a router chooses
+        num_experts_per_tok among both; 0 without.
     clamped_gate: Activation with a gate that is cut off, of the experts or as gate_types says; absent where it is
         hidden_act's.
     multi_token_prediction: The module behind the last block that predicts the token after the next one; absent where
@@ -190,6 +193,7 @@ class ModelSpec:
     v_head_dim: Annotated[Count | None, Absence.WRITTEN] = None
     global_attention: Annotated[GlobalAttention | None, Absence.WRITTEN] = None
     moe_latent_size: Annotated[Count | None, Absence.WRITTEN] = None
+    zero_expert_num: Annotated[Whole, Absence.WRITTEN] = 0
     clamped_gate: Annotated[ClampedGate | None, Absence.WRITTEN] = None
     multi_token_prediction: Annotated[MultiTokenPrediction | None, Absence.WRITTEN] = None
     dropout: Annotated[Dropout, Absence.WRITTEN] = NO_DROPOUT
@@ -319,6 +323,16 @@ class ModelSpec:
         if not self.mlp_layer_types:
             return self.num_hidden_layers * self.is_moe
         return sum(word in (SPARSE, HASHED) for word in self.mlp_layer_types)
+
+    @property
+    def num_candidates(self) -> int:
+        """Experts that a router chooses among: also those without a matrix."""
+        return self.num_local_experts + self.zero_expert_num
+
+    @property
+    def num_experts_met(self) -> float:
+        """Experts with a matrix that a token goes to, if routers choose all alike."""
+        return self.num_experts_per_tok * self.num_local_experts / max(1, self.num_candidates)
 
     @property
     def num_streams(self) -> int:

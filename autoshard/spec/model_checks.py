@@ -316,6 +316,12 @@ def _check_experts(model: ModelSpec) -> None:
                 f"moe_latent_size={model.moe_latent_size} of {model.name} must be absent: its experts, if any, take "
                 f"the hidden state; {with_trait('moe_latent_size')} may have others"
             )
+    check_integer(model.name, "zero_expert_num", model.zero_expert_num, at_least=0, at_most=MOST_REPEATED)
+    if model.zero_expert_num and "zero_expert_num" not in family.may_have:
+        raise AutoshardError(
+            f"zero_expert_num={model.zero_expert_num} of {model.name} must be 0: all experts of model_type="
+            f"{model.model_type} have matrices; {with_trait('zero_expert_num')} may have others"
+        )
     if model.use_parallel_residual and "use_parallel_residual" not in family.may_have:
         raise AutoshardError(
             f"use_parallel_residual=True of {model.name} must be False: model_type={model.model_type} runs attention "
@@ -328,7 +334,10 @@ def _check_experts(model: ModelSpec) -> None:
             )
         if not isinstance(model.router, (Router, type(None))):
             raise AutoshardError(f"router={show(model.router)} of {model.name} must be an object with a scoring_func")
-        if model.router is not None and (wrong := model.router.experts_objection(experts, chosen)) is not None:
+        if (
+            model.router is not None
+            and (wrong := model.router.experts_objection(model.num_candidates, chosen)) is not None
+        ):
             raise AutoshardError(f"{wrong} of {model.name}")
     elif experts or chosen:
         raise AutoshardError(
@@ -391,7 +400,16 @@ def _check_kinds(model: ModelSpec) -> None:
     if not isinstance(model.multipliers, (Multipliers, type(None))):
         raise AutoshardError(f"multipliers={show(model.multipliers)} of {model.name} must be an object with constants")
     check_integer(model.name, "dense_intermediate_size", model.dense_intermediate_size, at_least=0)
-    has_widths = DENSE in model.mlp_layer_types and (model.is_moe or not none)
+    if model.family.has_two_attentions and model.mlp_layer_types:
+        raise AutoshardError(
+            f"mlp_layer_types of {model.name} must be absent: each block of model_type={model.model_type} has experts"
+        )
+    if model.family.has_two_attentions and not model.dense_intermediate_size:
+        raise AutoshardError(
+            f"dense_intermediate_size=0 of {model.name} must be the width of both MLPs of a block, which model_type="
+            f"{model.model_type} has beside its experts"
+        )
+    has_widths = model.family.has_two_attentions or (DENSE in model.mlp_layer_types and (model.is_moe or not none))
     if has_widths != (model.dense_intermediate_size > 0):
         raise AutoshardError(
             f"dense_intermediate_size={model.dense_intermediate_size} of {model.name} must be the width of the blocks "

@@ -32,6 +32,7 @@ OPTIONAL_FIELDS = (
     "global_attention",
     "v_head_dim",
     "indexer_types",
+    "zero_expert_num",
 )
 
 
@@ -52,6 +53,8 @@ class Family:
         none of it.
     has_two_mixers: whether attention and a state space stand side by side in each block: layer_types says hybrid of
         all of them.
+    has_two_attentions: whether each block has attention and an MLP of dense_intermediate_size twice, one pair after
+        the other, and its experts beside the first MLP.
     hashes_tokens: whether a table of tokens may choose the experts of a block, for which mlp_layer_types has hashed.
     counts_shared_experts: whether the config gives a number of shared experts, each as wide as a routed one.
     normalization: "rmsnorm" | "layernorm", which a config may change where may_have has use_rms_norm.
@@ -89,6 +92,7 @@ class Family:
     has_optional_experts: bool = False
     has_one_branch: bool = False
     has_two_mixers: bool = False
+    has_two_attentions: bool = False
     hashes_tokens: bool = False
     counts_shared_experts: bool = False
     normalization: str = RMS_NORM
@@ -368,6 +372,9 @@ _BUILT_IN = {
         gates_attention=EACH_NUMBER,
         needs=(*_CHOOSES, "hyper_connections"),
         may_have=("clamped_gate", "indexer_types"),
+    ),
+    "longcat_flash": Family(
+        "longcat_flash", experts=_MIXTURE, has_two_attentions=True, needs=_LATENT, may_have=("zero_expert_num",)
     ),
     TRACED: Family("traced", is_published=False, activations=(TRACED,), experts=_MIXTURE, has_optional_experts=True),
 }

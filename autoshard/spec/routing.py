@@ -38,11 +38,12 @@ def check_routing(model: ModelSpec, training: TrainingSpec) -> None:
     experts, chosen = model.num_local_experts, model.num_experts_per_tok
     if counts and len(counts) != experts:
         raise AutoshardError(f"{field} of the training: {model.name} has num_local_experts={experts}")
-    most = experts / chosen
+    most = model.num_candidates / chosen
     busiest = max(counts) * experts / sum(counts) if counts else times
     if busiest > most * (1 + _TOLERANCE):
+        others = f" and zero_expert_num={model.zero_expert_num}" if model.zero_expert_num else ""
         field = f"expert_tokens[{counts.index(max(counts))}], {busiest:.4g} times the mean," if counts else field
         raise AutoshardError(
             f"{field} of the training must be at most {most:g}: with num_experts_per_tok={chosen} of "
-            f"num_local_experts={experts} in {model.name} an expert then gets every token"
+            f"num_local_experts={experts}{others} in {model.name} an expert then gets every token"
         )

@@ -117,7 +117,8 @@ class TrainingSpec:
     global_batch_size: Sequences of one optimizer step.
     precision: The dtype of each kind of state.
     expert_capacity_factor: Slots of each expert over the even share of a sequence's tokens, where there are
-        experts; num_local_experts / num_experts_per_tok drops no token, whatever the routers do.
+        experts; num_local_experts / num_experts_per_tok drops no token, whatever the routers do; with zero_expert_num,
+        the sum of both over it.
     unquantized: Modules and operators of a block that multiply in the compute dtype whatever the precision's products
         are, sorted; left out where there are none.
     unquantized_first: Blocks at the beginning of the model that do so whole; left out where it is 0.

@@ -45,12 +45,23 @@ def latent_attention(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kern
     return residual(b, model, f"{prefix}.attention_residual", x, (out, f"{prefix}.self_attn.dropout"))
 
 
-def attended(b: GraphBuilder, model: ModelSpec, h: str, layer: int, kernel: str, norm_eps: float = NORM_EPS) -> str:
+def attended(
+    b: GraphBuilder,
+    model: ModelSpec,
+    h: str,
+    layer: int,
+    kernel: str,
+    norm_eps: float = NORM_EPS,
+    prefix: str = "",
+    is_scaled: bool = False,
+) -> str:
     """Append latent attention to h [batch, seq, embed], and return its output projection's output. layer, kernel: as of
-    `latent_attention`. norm_eps: of the norms of compressed vectors."""
+    `latent_attention`. norm_eps: of the norms of compressed vectors. prefix: of its name, where that is not the block's
+    alone. is_scaled: whether compressed vectors, as they are normed, are multiplied by the root of the hidden size over
+    their width."""
     latent = model.latent_attention
     assert latent is not None, model
-    name, has_turned = f"model.layers.{layer}.self_attn", latent.qk_rope_head_dim > 0
+    name, has_turned = f"{prefix or f'model.layers.{layer}'}.self_attn", latent.qk_rope_head_dim > 0
     b.module = "attention"
     compressed, width = f"{name}.kv_a_proj_with_mqa", "kv_a" if has_turned else "kv_rank"
     if latent.q_lora_rank is None:
@@ -67,6 +78,10 @@ def attended(b: GraphBuilder, model: ModelSpec, h: str, layer: int, kernel: str,
     if latent.q_lora_rank is not None:
         made_of = _norm(b, f"{name}.q_a_layernorm", made_of, norm_eps)
     c = _norm(b, f"{name}.kv_a_layernorm", c, norm_eps)
+    if is_scaled:
+        c = b.scaled(f"{name}.kv_a_scaled", c, (model.hidden_size / latent.kv_lora_rank) ** 0.5)
+        if latent.q_lora_rank is not None:
+            made_of = b.scaled(f"{name}.q_a_scaled", made_of, (model.hidden_size / latent.q_lora_rank) ** 0.5)
     chosen = None if model.indexer is None else _chosen(b, model, model.indexer, layer, h, made_of)
     b.module = "attention_up"
     q = linear(b, f"{name}.{up}", made_of, f"batch seq {source}, {QUERIES} {source} -> batch seq {QUERIES}", bias=False)

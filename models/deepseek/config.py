@@ -129,6 +129,8 @@ def read_with_latent(config: Config, model_type: str, defaults: Defaults, **more
     heads = config.integer("num_attention_heads", at_most=MOST_REPEATED)
     if "rope_theta" not in more:
         more["rope_theta"], more["rope_scaling"] = rope(config, 10_000.0)
+    if "num_hidden_layers" not in more:
+        more["num_hidden_layers"] = config.value("num_hidden_layers")
     if "num_key_value_heads" not in more:
         more["num_key_value_heads"] = config.value("num_key_value_heads", heads)
     if "max_position_embeddings" not in more:
@@ -144,7 +146,6 @@ def read_with_latent(config: Config, model_type: str, defaults: Defaults, **more
         name=config.name,
         model_type=model_type,
         hidden_size=config.value("hidden_size"),
-        num_hidden_layers=config.value("num_hidden_layers"),
         num_attention_heads=heads,
         head_dim=unturned + turned,
         vocab_size=config.value("vocab_size"),

@@ -13,7 +13,7 @@ from autoshard.models.weight_names import Part
 from autoshard.spec.indexer import Indexer
 from autoshard.spec.model import ModelSpec
 
-__all__ = ["block", "ends", "latent_attention", "mlp"]
+__all__ = ["block", "ends", "latent_attention", "mlp", "self_attention"]
 
 
 def block(model: ModelSpec, layer: int) -> Iterator[Part]:
@@ -24,9 +24,16 @@ def block(model: ModelSpec, layer: int) -> Iterator[Part]:
 def latent_attention(model: ModelSpec, layer: int, hub: str = "self_attn", **named: str) -> Iterator[Part]:
     """The parts of the checkpoint for a block's latent attention and for both of its norms. hub: the family's name of
     it. named: our names of matrices -> the family's, where these are others."""
-    latent, prefix = model.latent_attention, f"model.layers.{layer}"
+    prefix = f"model.layers.{layer}"
+    yield from self_attention(model, layer, f"{prefix}.{hub}", f"{prefix}.self_attn", **named)
+    yield from norms(model, f"{prefix}.input_layernorm", f"{prefix}.post_attention_layernorm")
+
+
+def self_attention(model: ModelSpec, layer: int, hub: str, name: str, **named: str) -> Iterator[Part]:
+    """The parts of the checkpoint for latent attention alone. hub, name: the checkpoint's name of it, and ours. named:
+    as of `latent_attention`."""
+    latent, queries = model.latent_attention, "(kvhead group headdim)"
     assert latent is not None, model
-    name, queries = f"{prefix}.self_attn", "(kvhead group headdim)"
     layouts = {"q_proj": f"{queries} embed"}
     if latent.q_lora_rank is not None:
         layouts = {"q_a_proj": "q_rank embed", "q_a_layernorm": "q_rank", "q_b_proj": f"{queries} q_rank"}
@@ -37,12 +44,11 @@ def latent_attention(model: ModelSpec, layer: int, hub: str = "self_attn", **nam
     layouts["kv_b_proj"] = "(kvhead kv_b) kv_rank"
     layouts["o_proj"] = f"embed ({VALUES})"
     for part, layout in layouts.items():
-        yield Part(f"{prefix}.{hub}.{named.get(part, part)}.weight", layout, f"{name}.{part}.weight")
+        yield Part(f"{hub}.{named.get(part, part)}.weight", layout, f"{name}.{part}.weight")
     if model.has_sinks(layer):
-        yield Part(f"{prefix}.{hub}.{named.get('sinks', 'sinks')}", "(kvhead group)", f"{name}.sinks")
+        yield Part(f"{hub}.{named.get('sinks', 'sinks')}", "(kvhead group)", f"{name}.sinks")
     if model.indexer is not None and model.chooser_of(layer) == layer:
         yield from _indexer(model.indexer, f"{name}.indexer")
-    yield from norms(model, f"{prefix}.input_layernorm", f"{prefix}.post_attention_layernorm")
 
 
 def _indexer(indexer: Indexer, name: str) -> Iterator[Part]:

@@ -113,10 +113,24 @@ def mixture(
     gate, up, down, router_name: the family's names of an expert's matrices and of the router. weighs_tokens: what goes
     to an expert is multiplied by the sigmoid of its logit, and answers are only added up (Llama 4). The load-balancing
     loss is the mean of the layers'. activation: as of `gated`. hashed: a table of tokens chooses the experts. A bias
-    behind `down` counts once for each expert that has a slot for the token.
+    behind `down` counts once for each expert that has a slot for the token. Experts without matrices answer with the
+    token itself.
     """
     gates = chosen(b, model, h, name, router_name, weighs_tokens, hashed=hashed)
-    return routed(b, model, h, gates, gates, name, (gate, up, down), weighs_tokens, activation)
+    parts = gate, up, down
+    if not model.zero_expert_num:
+        return routed(b, model, h, gates, gates, name, parts, weighs_tokens, activation)
+    rows = ("batch", "seq")
+    own = b.operator("slice", f"{name}.experts.weights", (gates,), (*rows, "expert"), rows, first=0)
+    answers = routed(b, model, h, own, own, name, parts, weighs_tokens, activation)
+    rest = b.operator("sum_rest", f"{name}.zero_experts.weight", (gates,), rows, rows, first=model.num_local_experts)
+    same = b.pointwise(f"{name}.zero_experts", "(mul x0 x1)", h, rest)
+    return b.elementwise("add", f"{name}.sum", answers, same)
+
+
+def candidates(model: ModelSpec) -> str:
+    """The dim of all that a router chooses among."""
+    return "candidate" if model.zero_expert_num else "expert"
 
 
 def chosen(
@@ -130,11 +144,11 @@ def chosen(
     hashed: bool = False,
 ) -> str:
     """Append a router's logits of h [batch, seq, embed] and its choice, and return the weights of the experts' answers
-    [batch, seq, expert], 0 for all but the top k. name, router_name, weighs_tokens, hashed: as of `mixture`.
+    [batch, seq, `candidates`], 0 for all but the top k. name, router_name, weighs_tokens, hashed: as of `mixture`.
     logit_scale: by which logits are multiplied, if they are."""
-    bias = model.mlp_bias
-    product = linear(b, f"{name}.{router_name}", h, "batch seq embed, expert embed -> batch seq expert", bias)
-    logits = with_bias(b, f"{name}.{router_name}", product, "expert", bias)
+    bias, dim = model.mlp_bias, candidates(model)
+    product = linear(b, f"{name}.{router_name}", h, f"batch seq embed, {dim} embed -> batch seq {dim}", bias)
+    logits = with_bias(b, f"{name}.{router_name}", product, dim, bias)
     if logit_scale is not None:
         logits = b.scaled(f"{name}.{router_name}_scaled", logits, logit_scale)
     router = Router("sigmoid", GREEDY) if weighs_tokens else model.router
@@ -143,14 +157,14 @@ def chosen(
         table = b.parameter(f"{name}.gate.tid2eid", "token choice", learned=False, matrix=False)
         correction, chooses = [table, b.index_input("input_ids", "batch seq")], {"hashed": True}
     elif router is not None and router.has_correction_bias:
-        correction = [b.parameter(f"{name}.gate.e_score_correction_bias", "expert", learned=False)]
+        correction = [b.parameter(f"{name}.gate.e_score_correction_bias", dim, learned=False)]
     if router is not None:
         chooses["router"] = router
     return b.operator(
         "top_k_gate",
         f"{name}.top_k",
         (logits, *correction),
-        ("batch", "seq", "expert"),
+        ("batch", "seq", dim),
         ("batch", "seq"),
         top_k=model.num_experts_per_tok,
         normalized=model.norm_topk_prob,

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
 from autoshard.models.llama.weights import attention, ends
+from autoshard.models.mixtral.graph import candidates
 from autoshard.models.weight_names import Part
 from autoshard.spec.model import ModelSpec
 
@@ -29,20 +30,22 @@ def mixture(
     matrices: dict[str, str],
     router: str = "gate",
     correction: str = "gate.e_score_correction_bias",
-    correction_layout: str = "expert",
+    correction_layout: str | None = None,
     fused: bool = False,
     hub: str = "",
     ours: Mapping[str, str] = SAME,
 ) -> Iterator[Part]:
     """The parts of the checkpoint for a router and its experts. matrices: name and layout of each matrix of an expert.
     router: the family's name of it. correction, correction_layout: the family's name and form of its correction bias,
-    if there is one. fused: one tensor has all experts, as of `fused_experts`. name: ours of both. hub: the
-    checkpoint's, if that is another one. ours: our names of matrices that have others.
+    if there is one; without the latter a number of each expert. fused: one tensor has all experts, as of
+    `fused_experts`. name: ours of both. hub: the checkpoint's, if that is another one. ours: our names of matrices that
+    have others.
     """
     hub = hub or name
-    yield Part(f"{hub}.{router}.weight", "expert embed", f"{name}.gate.weight")
+    dim = candidates(model)
+    yield Part(f"{hub}.{router}.weight", f"{dim} embed", f"{name}.gate.weight")
     if model.router is not None and model.router.has_correction_bias:
-        yield Part(f"{hub}.{correction}", correction_layout, f"{name}.gate.e_score_correction_bias")
+        yield Part(f"{hub}.{correction}", correction_layout or dim, f"{name}.gate.e_score_correction_bias")
     if fused:
         yield from fused_experts(f"{name}.experts")
         return

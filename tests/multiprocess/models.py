@@ -708,6 +708,25 @@ MODELS["hy4 of 6 heads"] = replace(
     indexer_types=(),
     rope_scaling=None,
 )
+MODELS["longcat"] = replace(
+    MODELS["deepseek v3"],
+    model_type="longcat_flash",
+    rope_scaling=None,
+    shared_expert_intermediate_size=0,
+    mlp_layer_types=(),
+    zero_expert_num=4,
+    norm_topk_prob=False,
+    router=Router("softmax", "noaux_tc", routed_scaling_factor=1.5),
+)
+# 6 heads and tp=4 pad; dropping tells the branches apart
+MODELS["longcat of 6 heads"] = replace(
+    MODELS["longcat"],
+    num_attention_heads=6,
+    num_key_value_heads=6,
+    zero_expert_num=0,
+    tie_word_embeddings=True,
+    rope_scaling=MODELS["deepseek v3"].rope_scaling,
+)
 MODELS["youtu"] = replace(
     LLAMA,
     model_type="youtu",

@@ -1094,6 +1094,30 @@ CASES[4] |= {
     "hy4, padded heads": ("hy4 of 6 heads", strategy(tp=4), 2),
 }
 
+CASES[2] |= {
+    "longcat, tp": ("longcat", strategy(tp=2, recompute="attention_up+core_attention"), 2),
+    "longcat, tp, no sequence parallel, plain": ("longcat", strategy(tp=2, sp=False, kernel="plain"), 2),
+    "longcat, tp, recompute of operators": ("longcat", strategy(tp=2, recompute="mlp_norm+residual+mlp.top_k"), 2),
+    "longcat, pp, uneven, zero bubble": (
+        "longcat",
+        strategy(pp=2, layers=(3, 1), schedule="zero_bubble", recompute=("attention", "mlp")),
+        3,
+    ),
+    "longcat, pp, interleaved, tied": ("longcat of 6 heads", strategy(pp=2, vpp=2), 2),
+    "longcat, dp, ep, ZeRO-2": ("longcat", strategy(dp=2, ep=2, zero=2, mbs=2), 2),
+    "longcat, dp, ZeRO-3": ("longcat", strategy(dp=2, zero=3, mbs=2), 2),
+    "longcat, cp, ep over cp": ("longcat", strategy(cp=2, ep=2, recompute="full"), 2),
+    "longcat, zigzag ring": ("longcat", strategy(cp=2, ep=2, attention="zigzag_ring"), 2),
+    "longcat, ulysses": ("longcat of 6 heads", strategy(cp=2, ep=2, attention="ulysses"), 2),
+}
+CASES[4] |= {
+    "longcat, ep x tp": ("longcat", strategy(tp=2, dp=2, ep=2), 2),
+    "longcat, tp x cp": ("longcat", strategy(tp=2, cp=2, ep=2, recompute="mlp"), 2),
+    "longcat, tp x pp": ("longcat", strategy(tp=2, pp=2, layers=(3, 1), recompute="full"), 3),
+    "longcat, whole experts over tp and dp": ("longcat", strategy(tp=2, dp=2, ep=4, etp=1), 2),
+    "longcat, padded heads": ("longcat of 6 heads", strategy(tp=4, sp=False), 2),
+}
+
 MOST_OF_A_FAMILY, MOST_OF_A_LAYOUT = 1, 1
 """How many layouts of each of LATER_FAMILIES are tried, and how many families with the same layout where there are more
 than two ranks: the first ones. With two ranks a family is tried that no more ranks try and that has an operator of a
@@ -1124,6 +1148,7 @@ LATER_FAMILIES = (
         "deepseek_v4",
         "glm5_next_text",
         "hy_v4",
+        "longcat_flash",
     ),
 )
 FURTHER = {

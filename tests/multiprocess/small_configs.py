@@ -1467,3 +1467,30 @@ CONFIGS["hy4, two streams, sparse blocks, YaRN"] = {
     "tie_word_embeddings": True,
     "rope_parameters": YARN,
 }
+LONGCAT = {
+    **{key: value for key, value in SMALL.items() if key not in ("intermediate_size", "num_hidden_layers")},
+    "model_type": "longcat_flash",
+    "num_key_value_heads": 8,
+    "num_layers": 2,
+    "ffn_hidden_size": 48,
+    "expert_ffn_hidden_size": 24,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "head_dim": 8,
+    "v_head_dim": 10,
+    "n_routed_experts": 6,
+    "zero_expert_num": 4,
+    "moe_topk": 3,
+    **NO_TOKENS,
+}
+CONFIGS["longcat"] = LONGCAT
+CONFIGS["longcat, all experts with matrices, YaRN"] = {
+    **LONGCAT,
+    "zero_expert_num": 0,
+    "routed_scaling_factor": 1.5,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": True,
+    "rope_parameters": YARN,
+}

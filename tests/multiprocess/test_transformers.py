@@ -26,6 +26,7 @@ from tests.multiprocess.transformers_models import (
     published,
     read_by_transformers,
     save,
+    zero_experts,
 )
 from tests.multiprocess.whole_module import whole_module
 from tests.whole_weights import from_checkpoint, to_checkpoint
@@ -54,7 +55,8 @@ def held(model: torch.nn.Module) -> int:
     tables of their experts, numbers of xIELU that are not learned, and those that scale Gemma 4's blocks."""
     names = ("e_score_correction_bias", "expert_bias", "act_fn.beta", "act_fn.eps", "layer_scalar", "tid2eid")
     buffers = (one for name, one in model.named_buffers() if name.endswith(names))
-    return sum(one.numel() for one in (*model.parameters(), *buffers))
+    unread = sum(one.numel() for one in zero_experts(model))
+    return sum(one.numel() for one in (*model.parameters(), *buffers)) - unread
 
 
 def logits(model: ModelSpec, parameters: dict[str, torch.Tensor], ids: torch.Tensor) -> torch.Tensor:

@@ -1,5 +1,6 @@
 """Models of transformers, which is imported with the first of them: that takes 2 s, and few processes have one."""
 
+import json
 import re
 from copy import deepcopy
 from functools import cache
@@ -87,8 +88,23 @@ def built(config: dict[str, Any]) -> torch.nn.Module:
 
 def read_by_transformers(folder: Path) -> torch.nn.Module:
     """The model that a folder holds, ready to be asked."""
+    _add_zero_experts(folder)
     model: torch.nn.Module = _transformers().AutoModelForCausalLM.from_pretrained(folder)
     return model.eval()
+
+
+def _add_zero_experts(folder: Path) -> None:
+    """Give LongCat-Flash's experts without matrices zeros, which transformers 5.23 wants and no published file has."""
+    config = json.loads((folder / "config.json").read_text())
+    if config["model_type"] != "longcat_flash":
+        return
+    first, count = config["n_routed_experts"], config["zero_expert_num"]
+    tensors = load_file(folder / "model.safetensors")
+    for name, one in list(tensors.items()):
+        if found := re.fullmatch(r"(.*\.experts\.)0(\.(?:gate|up)_proj\.weight)", name):
+            before, behind = found.groups()
+            tensors |= {f"{before}{first + place}{behind}": torch.zeros_like(one) for place in range(count)}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def published(config: dict[str, Any], folder: Path) -> torch.nn.Module:
@@ -121,17 +137,35 @@ def _fill(model: Any) -> None:
                 buffer.copy_(torch.randint(model.config.n_routed_experts, buffer.shape, generator=generator))
             if name.endswith("layer_scalar"):
                 buffer.copy_(torch.rand(buffer.shape, generator=generator) + 0.5)
+        for one in zero_experts(model):
+            one.zero_()
+
+
+def zero_experts(model: Any) -> list[torch.Tensor]:
+    """The parts of parameters for LongCat-Flash's experts without matrices, which its class has and does not read."""
+    if model.config.model_type != "longcat_flash":
+        return []
+    first = model.config.n_routed_experts
+    return [value[first:] for name, value in model.named_parameters() if name.endswith("experts.gate_up_proj")]
 
 
 def save(model: Any, folder: Path) -> None:
     """As published, which transformers reads, but does not write: the MLP of Kimi Linear's blocks without experts has a
     name of its own, and so has OLMo Hybrid's norm behind attention, whose convolutions are as wide as what they see;
-    Hy4's weights of streams lie in another order of modules, and its MLPs have no linear_gate."""
+    Hy4's weights of streams lie in another order of modules, and its MLPs have no linear_gate; LongCat-Flash has
+    nothing of experts without matrices."""
     model.save_pretrained(folder)
     file = folder / "model.safetensors"
     if model.config.model_type == "kimi_linear":
         tensors = {
             re.sub(r"block_sparse_moe\.(\w+_proj)\b", r"mlp.\1", name): one for name, one in load_file(file).items()
+        }
+    elif model.config.model_type == "longcat_flash":
+        experts = {f".experts.{place}." for place in range(model.config.n_routed_experts)}
+        tensors = {
+            name: one
+            for name, one in load_file(file).items()
+            if ".experts." not in name or any(expert in name for expert in experts)
         }
     elif model.config.model_type == "hy_v4":
         tensors = {

@@ -12,7 +12,7 @@ def whole_module(
     model: ModelSpec, parameters: dict[str, torch.Tensor], shape: tuple[int, ...], with_loss: bool = True
 ) -> StageModule:
     """Our graph on one device, up to the loss or the logits; every token has a slot with each of its experts."""
-    enough = model.num_local_experts / max(1, model.num_experts_per_tok)
+    enough = model.num_candidates / max(1, model.num_experts_per_tok)
     sizes = dim_sizes(model, shape[0], shape[1], capacity_factor=enough)
     graph = stage_graph(model, sizes, range(model.num_hidden_layers), True, True, element_bytes=4)
     last = graph.operators[-1]

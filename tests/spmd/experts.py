@@ -82,6 +82,12 @@ def _weighed(place: Place, logits: Array, scores: Array, chosen: Array, others: 
     return factor * gates, backward
 
 
+def sum_rest(place: Place, gates: Array) -> Result:
+    first = place.attributes["first"]
+    kept = (np.arange(gates.shape[-1]) >= first).astype(float)
+    return (gates * kept).sum(-1), lambda grad: (grad[..., None] * kept,)
+
+
 def _balance_slope(place: Place, chosen: Array) -> Array | float:
     """Of the load-balancing loss, coefficient x experts x sum of (share of tokens x mean probability), by each
     probability: [*mesh, 1, 1, expert]. Ranks whose gradients are added up although they hold the same share it."""

@@ -14,7 +14,7 @@ import numpy as np
 from tests.spmd.collectives import Array, all_reduce, all_to_all, ring_gather, ring_reduce
 from tests.spmd.compressed import choose_entries, compress, compressed_attention
 from tests.spmd.dropping import mask
-from tests.spmd.experts import combine, dispatch, top_k_gate
+from tests.spmd.experts import combine, dispatch, sum_rest, top_k_gate
 from tests.spmd.indexer import choose_keys, choose_pools
 from tests.spmd.place import Gradients, Place, Report, Result, contract
 from tests.spmd.pointwise import pointwise
@@ -403,6 +403,7 @@ KERNELS: dict[str, Callable[..., Result]] = {
     "cross_entropy": _cross_entropy,
     "linear_cross_entropy": _linear_cross_entropy,
     "top_k_gate": top_k_gate,
+    "sum_rest": sum_rest,
     "dispatch": dispatch,
     "combine": combine,
     "position_scale": _position_scale,

@@ -25,6 +25,7 @@ LAGUNA = {"moe_intermediate_size": 64, "num_experts": 8, "num_experts_per_tok": 
 STEP = {"moe_intermediate_size": 64, "n_routed_experts": 8, "num_experts_per_tok": 2}
 KIMI = {"max_position_embeddings": None, "moe_intermediate_size": 64, "num_experts": 8, "num_experts_per_token": 2}
 DEEPSEEK = {"moe_intermediate_size": 64, "n_routed_experts": 8, "num_experts_per_tok": 2}
+LONGCAT = {"num_layers": 2, "ffn_hidden_size": 1536, "expert_ffn_hidden_size": 64, "n_routed_experts": 8, "moe_topk": 2}
 COHERE_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2}
 
 

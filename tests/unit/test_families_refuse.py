@@ -10,7 +10,7 @@ from autoshard.errors import AutoshardError
 from autoshard.models.huggingface import from_config, to_config
 from autoshard.models.registry import builtin_models, load_model
 from autoshard.spec.model_types import ATTENTION_TYPES
-from tests.unit.family_configs import COHERE_EXPERTS, DEEPSEEK, HYBRID_EXPERTS, KIMI, LAGUNA, STEP, read
+from tests.unit.family_configs import COHERE_EXPERTS, DEEPSEEK, HYBRID_EXPERTS, KIMI, LAGUNA, LONGCAT, STEP, read
 
 STEP_WINDOWS = {"layer_types": ["full_attention", *["sliding_attention"] * 3], "sliding_window": 64}
 
@@ -299,6 +299,36 @@ STEP_WINDOWS = {"layer_types": ["full_attention", *["sliding_attention"] * 3], "
             "hy_v4",
             {**DEEPSEEK, "layer_types": ["full_attention"] * 4},
             "layer_types='full_attention' of m must be one of: indexed_attention, deepseek_sparse_attention",
+        ),
+        *(
+            ("longcat_flash", {**LONGCAT, key: value}, f"{key}={value!r} of m is not supported; {known} is")
+            for key, value, known in (
+                ("zero_expert_type", "copy", "identity"),
+                ("mla_scale_q_lora", False, "True"),
+                ("mla_scale_kv_lora", False, "True"),
+                ("attention_method", "MHA", "MLA"),
+                ("norm_topk_prob", True, "False"),
+                ("router_bias", True, "False"),
+                ("attention_bias", True, "False"),
+                ("head_dim", 128, "64"),
+                ("qk_head_dim", 128, "192"),
+                ("num_hidden_layers", 2, "4"),
+                ("moe_intermediate_size", 128, "64"),
+            )
+        ),
+        ("longcat_flash", {**LONGCAT, "moe_topk": None}, "moe_topk is missing from the config of m"),
+        (
+            "longcat_flash",
+            {**LONGCAT, "zero_expert_num": -1},
+            "zero_expert_num=-1 of m must be a whole number from 0 to 1,000,000,000",
+        ),
+        (
+            "mixtral",
+            {"num_local_experts": 8, "num_experts_per_tok": 2, "zero_expert_num": 4},
+            (
+                "zero_expert_num=4 of m is not a key of model_type=mixtral, which would be another model without it; "
+                "longcat_flash has it"
+            ),
         ),
         (
             "mixtral",

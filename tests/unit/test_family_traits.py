@@ -13,6 +13,7 @@ import pytest
 
 from autoshard.conversion.convert import Conversion, convert, open_source
 from autoshard.errors import AutoshardError
+from autoshard.graph.operators import KINDS
 from autoshard.interop.written_model import property_of
 from autoshard.models.huggingface import from_config, to_config
 from autoshard.models.nearest import published_keys
@@ -202,6 +203,74 @@ def test_the_norm_behind_the_first_mlp_of_axk1s_checkpoint_is_left_out(tmp_path:
     source = open_source(folder)
     assert "model.layers.1.post_mlp_layernorm.weight" in source.regions
     assert "model.layers.0.post_mlp_layernorm.weight" not in source.regions
+
+
+def test_blocks_of_longcat_have_two_attentions_and_experts_between_them() -> None:
+    model = MODELS["longcat"]
+    graph = stage_graph(model, dim_sizes(model, 1, 24), (2,), False, False)
+    kinds = [op.kind for op in graph.operators]
+    once = ("top_k_gate", "dispatch", "combine", "sum_rest")
+    assert [kinds.count(kind) for kind in ("attention", *once)] == [2, 1, 1, 1, 1]
+    first, second = (index for index, kind in enumerate(kinds) if kind == "attention")
+    assert first < kinds.index("top_k_gate") < second
+    assert graph.operators[-1].inputs[1:] == (
+        "model.layers.2.second.mlp.down_proj",
+        "model.layers.2.mlp.sum",
+    )
+    # 8 experts with matrices of 12: a token goes to 3 of 12, an expert gets 6 of 24
+    assert (graph.sizes["candidate"], graph.sizes["expert"], graph.sizes["capacity"]) == (12, 8, 6)
+    (weight,) = (op for op in graph.operators if op.kind == "sum_rest")
+    kind = KINDS[weight.kind]
+    assert (kind.flops(weight, graph, graph.sizes), kind.backward_flops_ratio(weight, graph)) == (24 * 4, 1.0)
+    assert not kind.saved_inputs(weight, graph)
+    assert {op.attributes["factor"] for op in graph.operators if op.attributes.get("function") == "scale"} == {
+        (64 / 24) ** 0.5,
+        (64 / 12) ** 0.5,
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "text"),
+    [
+        (
+            "mixtral",
+            {"zero_expert_num": 2},
+            (
+                "zero_expert_num=2 of tiny-llama must be 0: all experts of model_type=mixtral have matrices; "
+                "longcat_flash may have others"
+            ),
+        ),
+        (
+            "longcat",
+            {"dense_intermediate_size": 0},
+            (
+                "dense_intermediate_size=0 of tiny-llama must be the width of both MLPs of a block, which "
+                "model_type=longcat_flash has beside its experts"
+            ),
+        ),
+        (
+            "longcat",
+            {"mlp_layer_types": ("dense", *("sparse",) * 3)},
+            "mlp_layer_types of tiny-llama must be absent: each block of model_type=longcat_flash has experts",
+        ),
+    ],
+)
+def test_experts_without_matrices_go_with_their_family(name: str, change: dict[str, Any], text: str) -> None:
+    with pytest.raises(AutoshardError) as raised:
+        replace(MODELS[name], **change)
+    assert str(raised.value) == text
+
+
+def test_prediction_modules_of_a_longcat_checkpoint_are_left_out(tmp_path: Path) -> None:
+    model = MODELS["longcat"]
+    folder = huggingface_folder(tmp_path / "hf", model)
+    module = {"model.mtp.layers.0.eh_proj.weight": np.zeros((4, 4), dtype=np.float32)}
+    write_safetensors(folder / "model.safetensors", {**weights(model, "F32"), **module}, "F32")
+    assert "model.layers.1.second.mlp.down_proj.weight" in open_source(folder).regions
+    more = {"model.layers.0.mlp.experts.8.gate_proj.weight": np.zeros((96, 64), dtype=np.float32)}
+    write_safetensors(folder / "model.safetensors", {**weights(model, "F32"), **more}, "F32")
+    with pytest.raises(AutoshardError, match=r"experts\.8\.gate_proj\.weight, which the model of .* does not have$"):
+        open_source(folder)
 
 
 def test_queries_of_mistral4_grow_behind_the_positions_of_the_pre_training() -> None:

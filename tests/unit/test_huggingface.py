@@ -65,7 +65,8 @@ def latent_parameters(model: ModelSpec) -> int:
     mixers += model.num_hidden_layers * stream_parameters(model)
     if model.model_type == "hy_v4":  # the head weighs four streams
         mixers += 4 * (4 * hidden + 1) + 1
-    return tables + mixers + model.num_hidden_layers * 2 * hidden + mlps + behind + hidden
+    times = 2 if model.family.has_two_attentions else 1
+    return tables + times * (mixers + model.num_hidden_layers * 2 * hidden) + mlps + behind + hidden
 
 
 def stream_parameters(model: ModelSpec) -> int:
@@ -100,8 +101,9 @@ def mlp_parameters(model: ModelSpec) -> int:
     """The MLPs and experts of all blocks, of which the first are dense; shared experts have no gate."""
     hidden, sparse = model.hidden_size, model.num_sparse_layers
     width = model.num_local_experts * model.intermediate_size + model.shared_expert_intermediate_size
-    mlps = sparse * (hidden * model.num_local_experts + 3 * hidden * width)
-    return mlps + (model.num_hidden_layers - sparse) * 3 * hidden * model.dense_intermediate_size
+    mlps = sparse * (hidden * model.num_candidates + 3 * hidden * width)
+    dense = 2 * sparse if model.family.has_two_attentions else model.num_hidden_layers - sparse
+    return mlps + dense * 3 * hidden * model.dense_intermediate_size
 
 
 def gemma4_block(model: ModelSpec, layer: int) -> int:
@@ -338,6 +340,7 @@ def recurrence(model: ModelSpec) -> int:
         ("glm-5", 743_180_190_720),
         ("glm-5.2", 743_180_190_720),
         ("glm-5.3-flash", 313_244_609_278),
+        ("longcat-flash", 560_664_958_976),
         ("deepseek-v4-flash", 284_106_500_055),
         ("deepseek-v4-pro", 1_572_495_794_531),
         ("a.x-k1", 518_983_052_288),

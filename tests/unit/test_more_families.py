@@ -28,7 +28,7 @@ from autoshard.spec.multipliers import Multipliers
 from autoshard.spec.rope import RopeScaling
 from autoshard.spec.router import Router
 from tests.multiprocess.models import MODELS
-from tests.unit.family_configs import COHERE_EXPERTS, DEEPSEEK, KIMI, LAGUNA, SIZES, STEP, read
+from tests.unit.family_configs import COHERE_EXPERTS, DEEPSEEK, KIMI, LAGUNA, LONGCAT, SIZES, STEP, read
 
 
 def test_what_a_minimax_config_leaves_out() -> None:
@@ -266,6 +266,21 @@ def test_what_a_hy4_config_leaves_out() -> None:
     assert other.indexer == Indexer(16, 128, 2048, True, turns_end=True, key_norm_eps=1e-6)
     assert read("hy_v4", **DEEPSEEK, indexer_types=["full"] * 4).indexer_types == ()
     for one in (model, other):
+        assert from_config(to_config(one), one.name) == one
+
+
+def test_what_a_longcat_config_leaves_out() -> None:
+    model = read("longcat_flash", **LONGCAT)  # 4 attentions are two blocks
+    assert (model.num_hidden_layers, model.num_key_value_heads, model.head_dim, model.norm_eps) == (2, 32, 192, 1e-5)
+    assert (model.rope_theta, model.norm_topk_prob, model.tie_word_embeddings) == (1e7, False, False)
+    assert model.latent_attention == LatentAttention(1536, 512, 64, 128)
+    assert (model.intermediate_size, model.dense_intermediate_size, model.mlp_layer_types) == (64, 1536, ())
+    assert (model.num_local_experts, model.zero_expert_num, model.num_candidates) == (8, 256, 264)
+    assert model.router == Router("softmax", "noaux_tc", routed_scaling_factor=6.0)
+    names = {"moe_intermediate_size": 64, "num_experts_per_tok": 2, "num_local_experts": 8}
+    other = read("longcat_flash", **LONGCAT, **names, zero_expert_num=None, head_dim=64, qk_head_dim=192)
+    assert replace(other, zero_expert_num=256) == model
+    for one in (model, other, load_model("longcat-flash")):
         assert from_config(to_config(one), one.name) == one
 
 

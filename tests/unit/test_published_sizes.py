@@ -37,10 +37,21 @@ def with_prediction(model: ModelSpec) -> int:
 
 def active(model: ModelSpec) -> int:
     """What one token is multiplied by: no experts that it does not go to, no table that only looks up."""
-    router = model.num_sparse_layers * model.num_local_experts * model.hidden_size
+    router = 0 if model.zero_expert_num else model.num_sparse_layers * model.num_local_experts * model.hidden_size
     of_experts = sum(count for dims, count in parameters_by_dims(model).items() if "expert" in dims) - router
-    idle = of_experts * (model.num_local_experts - model.num_experts_per_tok) // model.num_local_experts
+    idle = of_experts * (model.num_candidates - model.num_experts_per_tok) // model.num_candidates
     return parameter_count(model) - idle - (tables(model) - embedding(model))
+
+
+def met(experts: int) -> Callable[[ModelSpec], int]:
+    """The same where a token goes to so many experts with matrices."""
+
+    def count(model: ModelSpec) -> int:
+        even = model.num_experts_per_tok * model.num_local_experts // model.num_candidates
+        expert = 3 * model.hidden_size * model.intermediate_size
+        return active(model) + (experts - even) * expert * model.num_sparse_layers
+
+    return count
 
 
 def active_blocks(model: ModelSpec) -> int:
@@ -70,6 +81,10 @@ PUBLISHED: tuple[tuple[str, Callable[[ModelSpec], int], str, str], ...] = (
     ("glm-5.3-flash", with_module(active), "18e9", "transformers' page on it, with what sees besides"),
     ("hy4-preview", parameter_count, "770e9", "README of Tencent-Hunyuan/Hy4-preview"),
     ("hy4-preview", active, "49e9", "README of Tencent-Hunyuan/Hy4-preview"),
+    ("longcat-flash", parameter_count, "560e9", "abstract of arXiv 2509.01322"),
+    ("longcat-flash", active, "27e9", "abstract of arXiv 2509.01322, on average"),
+    ("longcat-flash", met(12), "31.3e9", "abstract of arXiv 2509.01322, at most"),
+    ("longcat-flash", met(0), "18.6e9", "abstract of arXiv 2509.01322, at least"),
     ("kimi-k2", parameter_count, "1e12", "README of MoonshotAI/Kimi-K2"),
     ("kimi-k2", active, "32e9", "README of MoonshotAI/Kimi-K2"),
     ("dbrx", parameter_count, "132e9", "README of databricks/dbrx"),

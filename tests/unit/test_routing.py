@@ -139,6 +139,18 @@ def test_pages_say_what_a_plan_assumes() -> None:
     assert "experts" not in dict(describe(plan_for(dense)).facts)
 
 
+def test_an_expert_gets_every_token_later_where_others_hand_tokens_back() -> None:
+    """A token goes to 12 of 512 experts and 256 without matrices: 64 times an even share is all tokens."""
+    model = load_model("longcat-flash")
+    check_routing(model, replace(TRAINING, expert_imbalance=64.0))
+    with pytest.raises(AutoshardError) as raised:
+        check_routing(model, replace(TRAINING, expert_imbalance=65.0))
+    assert str(raised.value) == (
+        "expert_imbalance=65 of the training must be at most 64: with num_experts_per_tok=12 of num_local_experts=512 "
+        "and zero_expert_num=256 in longcat-flash an expert then gets every token"
+    )
+
+
 def test_a_rehearsal_and_its_one_process_have_the_slots_of_the_plan() -> None:
     plan = plan_for(replace(REQUEST, expert_imbalance=1.25))
     small = rehearse(plan, 8, 64).plan

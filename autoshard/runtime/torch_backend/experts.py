@@ -58,6 +58,13 @@ def top_k_gate(context: Context, step: OperatorStep) -> Kernel:
     return gate
 
 
+def sum_rest(context: Context, step: OperatorStep) -> Kernel:
+    """The kernel of the weight that the last of a router's choices have together: gates [batch, seq, candidate] ->
+    [batch, seq]."""
+    first: Any = step.operator.attributes["first"]
+    return lambda gates: gates[..., first:].sum(-1)
+
+
 def _chosen(scores: torch.Tensor, router: Any, top_k: int, *bias: torch.Tensor) -> torch.Tensor:
     """The experts of each token, [batch, seq, top_k]: the best of the best groups. scores: or logits, [batch, seq,
     expert]. bias: [expert], added to them where there is one."""

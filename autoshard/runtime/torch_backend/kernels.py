@@ -24,7 +24,7 @@ from autoshard.runtime.torch_backend.collectives import all_reduce
 from autoshard.runtime.torch_backend.compressed import choose_entries, compress, compressed_attention
 from autoshard.runtime.torch_backend.context import Context, Kernel
 from autoshard.runtime.torch_backend.dropout import dropout
-from autoshard.runtime.torch_backend.experts import combine, dispatch, top_k_gate
+from autoshard.runtime.torch_backend.experts import combine, dispatch, sum_rest, top_k_gate
 from autoshard.runtime.torch_backend.groups import Group
 from autoshard.runtime.torch_backend.indexer import choose_keys, choose_pools
 from autoshard.runtime.torch_backend.pointwise import pointwise
@@ -390,6 +390,7 @@ FACTORIES: dict[str, Callable[[Context, OperatorStep], Kernel]] = {
     "cross_entropy": _cross_entropy,
     "linear_cross_entropy": chunked_loss,
     "top_k_gate": top_k_gate,
+    "sum_rest": sum_rest,
     "dispatch": dispatch,
     "combine": combine,
     "position_scale": _position_scale,

@@ -46,6 +46,7 @@ def balance(context: Any, step: OperatorStep) -> Balance | None:
     if not coefficient:
         return None
     sizes, program = context.graph.sizes, context.program
+    candidates = sizes[context.dims(step.operator.output)[-1]]
     tokens = sizes["batch"] * sizes["seq"]
     groups = [group for group in (context.group(step, dim) for dim in ("batch", "seq")) if group is not None]
     copies = 1  # ranks whose gradients are added up although they hold the same tokens
@@ -61,7 +62,7 @@ def balance(context: Any, step: OperatorStep) -> Balance | None:
         if not torch.is_grad_enabled():
             return probabilities
         out: torch.Tensor = _Balance.apply(
-            probabilities, experts, total, tokens, coefficient * sizes["expert"], copies, context.router_losses
+            probabilities, experts, total, tokens, coefficient * candidates, copies, context.router_losses
         )
         return out
 
