@@ -119,6 +119,7 @@ MODELS: dict[str, tuple[str, str, int]] = {
     "deepseek_v4": ("deepseek-v4-flash", "h800-80gb", 32),
     "glm5_next_text": ("glm-5.3-flash", "h800-80gb", 32),
     "hy_v4": ("hy4-preview", "h800-80gb", 128),
+    "minimax_m3_vl_text": ("minimax-m3", "h800-80gb", 64),
     "longcat_flash": ("longcat-flash", "trn2.48xlarge", 64),
 }
 """model_type -> (model, instance, nodes)."""

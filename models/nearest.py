@@ -32,7 +32,8 @@ STRUCTURE = frozenset(
         *("layer_rope_theta", "qk_layernorm", "use_qkv_bias", "attention_other_setting", "swiglu_limits"),
         *("hc_mult", "o_groups", "o_lora_rank", "compress_ratios", "compress_rates", "num_hash_layers"),
         *("moe_layers_enum", "mamba_d_ssm", "ssm_multipliers", "key_multiplier", "mlp_multipliers"),
-        *("attn_layer_indices", "index_kpool", "linear_num_heads", "zero_expert_num"),
+        *("attn_layer_indices", "index_kpool", "linear_num_heads", "zero_expert_num", "sparse_attention_config"),
+        *("index_block_size", "index_topk_blocks"),
     )
 )
 """Keys of blocks that some families have: a family that does not read one of them would be another model without it."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from math import ceil
 
-from autoshard.graph.attention_kind import KEY
+from autoshard.graph.attention_kind import KEY, KEY_BLOCK
 from autoshard.graph.compressed_kinds import SERIES
 from autoshard.graph.ir import Graph, GraphBuilder
 from autoshard.models.families import FAMILIES, graph_of
@@ -72,6 +72,8 @@ def dim_sizes(model: ModelSpec, batch: int, seq: int, tp: int = 1, capacity_fact
         sizes |= {"index_head": indexer.index_n_heads, "index_dim": indexer.index_head_dim, KEY: seq}
         if indexer.index_kpool is not None:
             sizes["index_pool"] = indexer.index_kpool
+    if (blocks := model.block_indexer) is not None:
+        sizes |= {"index_dim": blocks.index_head_dim, KEY_BLOCK: ceil(seq / blocks.index_block_size)}
     if (linear := model.linear_attention) is not None:
         sizes |= {
             "linear_key_head": padded_width(model, linear.linear_num_key_heads, tp),

@@ -54,10 +54,11 @@ class AttentionWork:
 
 class Reach(NamedTuple):
     """The keys that a query sees at most: a window of so many, itself included; those of its own chunk of so many
-    places. None is no limit."""
+    places; those of some blocks of so many keys. None is no limit."""
 
     window: int | None = None
     chunk: int | None = None
+    block: int | None = None
 
 
 def _query_axes(plan: Plan) -> tuple[str, ...]:
@@ -73,7 +74,7 @@ def attention_work(plan: Plan) -> dict[Reach, AttentionWork]:
     model = plan.model
     reaches = {
         Reach(model.sliding_window),
-        *(Reach(model.window_of(kind), model.chunk_of(kind)) for kind in model.kinds),
+        *(Reach(model.window_of(kind), model.chunk_of(kind), model.chosen_block_of(kind)) for kind in model.kinds),
     }
     if model.graph is not None:
         reaches |= {Reach(dict(op.attributes).get("sliding_window")) for op in model.graph.operators}
@@ -93,14 +94,15 @@ def _work(plan: Plan, reach: Reach) -> AttentionWork:
     if strategy.context_parallel == "ulysses":
         position, count = 0, 1
     # chosen keys without sinks are never computed in tiles: their mask is there anyhow
-    is_masked = plan.model.indexer is None and not _is_causal_alone(seq, position, count, *reach)
+    is_masked = plan.model.indexer is None and not _is_causal_alone(seq, position, count, reach.window, reach.chunk)
     if strategy.attention_kernel == "flash" and (
         scores.attn_logit_softcapping is not None
         or scores.has_sinks(reach.window)
+        or reach.block is not None
         or (is_masked and seq // count * seq > most_of_a_mask(on_gpu=False))
     ):
         return AttentionWork(0.0, _tile_share(plan, None, tuple(range(count)), position, reach))
-    mask = _attention_mask(seq, position, count, *reach)
+    mask = _attention_mask(seq, position, count, reach.window, reach.chunk)
     if mask is None:
         return AttentionWork(seq / 2, value_share=values)
     seen = mask.sum(1)

@@ -176,7 +176,7 @@ def _names(step: Step) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
 def _reach(step: Step) -> Reach:
     """The keys that an attention reaches; no limit for every other operator."""
     limits = [one.operator.attributes for one in operator_steps(step) if one.operator.kind == "attention"]
-    numbers = [limits[0].get(name) for name in ("sliding_window", "chunk")] if limits else []
+    numbers = [limits[0].get(name) for name in ("sliding_window", "chunk", "chosen_block")] if limits else []
     return Reach(*(number if isinstance(number, int) else None for number in numbers))
 
 

@@ -174,7 +174,7 @@ def recompute_objection(cluster: Cluster, recompute: str) -> str | None:
 
 def keys_are_not_chosen(problem: Problem, draft: Draft) -> str | None:
     """Nobody ran an indexer there, and the device's own attention kernels take no mask of chosen keys."""
-    if problem.cluster.stack is None or problem.model.indexer is None:
+    if problem.cluster.stack is None or not problem.model.chooses_keys:
         return None
     return (
         f"{problem.model.name} has an indexer: attention of native PyTorch on Neuron takes no mask of the keys that it "

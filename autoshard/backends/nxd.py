@@ -127,6 +127,8 @@ def compressed_vectors_run_on_torch(problem: Problem, draft: Draft) -> str | Non
     model = problem.model
     if model.compressed_attention is not None:  # nor has backend torch on Neuron: see native_neuron.py
         return f"backend=nxd has no layers for the compressed attention of {model.name}; plan for GPUs"
+    if model.block_indexer is not None:
+        return f"backend=nxd has no layers for attention of {model.name} to blocks of keys; plan for GPUs"
     if model.latent_attention is not None:
         instead = "use backend torch" if model.indexer is None else "plan for GPUs"  # see native_neuron.py
         return f"backend=nxd has no layers for the latent attention of {model.name}; {instead}"

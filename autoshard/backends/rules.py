@@ -121,7 +121,7 @@ def context_parallelism_works(problem: Problem, draft: Draft) -> str | None:
         return f"context_parallel={kind} with cp={cp}: {backend.label} has {kinds} alone; use {kinds}"
     if kind != UNUSED and problem.model.compressed_attention is not None:
         return f"context_parallel={kind}: attention of {name} sees entries of a whole row; use {UNUSED}"
-    if kind != UNUSED and problem.model.indexer is not None:
+    if kind != UNUSED and problem.model.chooses_keys:
         return f"context_parallel={kind}: the indexer of {name} chooses among the keys of a whole row; use {UNUSED}"
     if kind in RINGS and draft.attention_kernel != "flash":
         return f"attention_kernel={draft.attention_kernel}: context_parallel={kind} never has all scores; use flash"

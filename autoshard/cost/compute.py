@@ -169,6 +169,12 @@ def operator_needs(program: Program, step: OperatorStep) -> OperatorNeeds:
         scores_bytes = program.graph.summed_bytes(op.inputs[0]) * scores
         columns = work.flops / (2.0 * queries * width)
         return OperatorNeeds("choice", queries, columns, width, work.bytes_moved, scores_bytes, work.flops, 0.0)
+    if op.kind == "choose_blocks":
+        queries, width = prod(sizes[dim] for dim in op.loop_dims), sizes["index_dim"]
+        element_bytes = program.graph.tensors[op.inputs[0]].element_bytes
+        scores_bytes = element_bytes * queries * seen_keys(program.graph, sizes)
+        columns = work.flops / (2.0 * queries * width)
+        return OperatorNeeds("choice", queries, columns, width, work.bytes_moved, scores_bytes, work.flops, 0.0)
     kind = "matmul" if work.matmul is not None else "norm" if op.kind == "norm" else "vector"
     if kind == "vector":
         routed = op.kind in AROUND_EXPERTS

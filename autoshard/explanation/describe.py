@@ -313,6 +313,11 @@ def _attention(plan: Plan) -> str:
             "" if indexer.index_kpool is None else f" in pools of {indexer.index_kpool}, and its own pool up to itself"
         )
         words.append(f"a mask hides all but {indexer.index_topk:,} keys of a query, which an indexer chose{own}")
+    if (blocks := plan.model.block_indexer) is not None:
+        words.append(
+            f"where blocks of keys are chosen, a mask hides all but {blocks.index_topk_blocks} of "
+            f"{blocks.index_block_size:,} keys for the queries of a key-value head, and scores are computed in tiles"
+        )
     if (compressed := plan.model.compressed_attention) is not None:
         words.append(
             f"a query sees a window of {plan.model.sliding_window:,} tokens, and of entries of "

@@ -11,6 +11,8 @@ from autoshard.graph.states import REPLICATED
 
 KEY = "key"
 """The dim of a mask's keys: as long as the sequence, and never split."""
+KEY_BLOCK = "key_block"
+"""The dim of a mask's blocks of keys, never split either."""
 CHOSEN = 3
 """Place of the mask of chosen keys among the inputs of an attention that has one."""
 
@@ -25,9 +27,10 @@ class Attention(OperatorKind):
 
     More attributes: scale, the factor of the scores, None for 1/sqrt(headdim); softcap: a score s becomes
     softcap * tanh(s / softcap); chunk: a query sees keys of its own chunk of so many tokens alone; chosen: the fourth
-    input, bool [batch seq key], says which keys a query sees (graph/indexer_kind.py); sinks: the next input, [kvhead
-    group], is one more score in each row's softmax, which weighs no value. FLOPs are those of all keys before a query:
-    no kernel here leaves out what the mask hides.
+    input, bool [batch seq key], says which keys a query sees (graph/indexer_kind.py); chosen_block: that input is
+    [batch seq kvhead key_block], of blocks of so many keys, as far as they lie before the query; sinks: the next input,
+    [kvhead group], is one more score in each row's softmax, which weighs no value. FLOPs are those of all keys before a
+    query: no kernel here leaves out what the mask hides.
 
     kernel 'flash' keeps q, k, v, the output and one FP32 log-sum-exp a row, and its backward computes the scores again
     (5 matrix products against 2 forward, Dao et al. 2022); 'plain' keeps the probabilities as well.
@@ -39,7 +42,8 @@ class Attention(OperatorKind):
     """
 
     def input_state(self, op: Operator, dims: tuple[str, ...], index: int, choice: str) -> str:
-        if choice == "seq" and index > 0 and _context_parallel(op) == "all_gather" and KEY not in dims:
+        is_mask = bool(op.attributes.get("chosen")) and index == CHOSEN
+        if choice == "seq" and index > 0 and _context_parallel(op) == "all_gather" and not is_mask:
             return REPLICATED
         return super().input_state(op, dims, index, choice)
 
@@ -183,8 +187,9 @@ def _ring_size(graph: Graph, sizes: Sizes) -> int:
 
 def _tiles_chosen(op: Operator) -> bool:
     """Whether scores of chosen keys are computed tile by tile, with the mask as it is: torch's fused attention, which
-    reads it as numbers, knows no sinks."""
-    return bool(op.attributes.get("chosen") and op.attributes.get("sinks"))
+    reads it as numbers, knows no sinks, and of blocks it is as many numbers for each key."""
+    more = bool(op.attributes.get("sinks")) or "chosen_block" in op.attributes
+    return bool(op.attributes.get("chosen")) and more
 
 
 def _length_in_tiles(op: Operator, graph: Graph, sizes: Sizes) -> float | None:
@@ -200,7 +205,7 @@ def _length_in_tiles(op: Operator, graph: Graph, sizes: Sizes) -> float | None:
     limits = (op.attributes.get("sliding_window"), op.attributes.get("chunk"))
     is_masked = length < whole or any(limit is not None and float(str(limit)) < whole for limit in limits)
     is_large = is_masked and length * whole > most_of_a_mask(on_gpu=False)
-    has_scores = op.attributes.get("softcap") is not None or bool(op.attributes.get("sinks"))
+    has_scores = op.attributes.get("softcap") is not None or bool(op.attributes.get("sinks")) or _tiles_chosen(op)
     return length if has_scores or is_large else None
 
 

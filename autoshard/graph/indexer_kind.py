@@ -1,5 +1,5 @@
 """The indexer of sparse attention, which chooses the keys that a query attends to (DeepSeek-V3.2, 2512.02556), each by
-itself or in pools (GLM-5.3)."""
+itself, in pools (GLM-5.3), or in blocks for each key-value head (MiniMax-M3)."""
 
 from __future__ import annotations
 
@@ -90,6 +90,48 @@ class ChoosePools(ChooseKeys):
     def internal_collectives(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[Internal, ...]:
         """Ranks that share the sequence gather gates too, as many numbers as keys."""
         return tuple((kind, dim, 2 * size) for kind, dim, size in super().internal_collectives(op, graph, sizes))
+
+
+class ChooseBlocks(OperatorKind):
+    """A mask of the blocks of keys that the queries of each key-value head attend to: those that score most.
+
+    Inputs: the hidden state [batch seq embed], and weights that are not learned: q_proj [kvhead index_dim embed],
+    k_proj [index_dim embed], and those of RMS norms of queries and keys [index_dim]. Output: bool [batch seq kvhead
+    key_block], True where queries of the head see the block, as far as it lies before them.
+
+        q = rope(norm(q_proj h)), k = rope(norm(k_proj h))
+        score(query, block) = the largest q k of its keys before the query, itself included
+
+    Attributes: block, keys of a block; top_k, blocks that are chosen, of equal scores the first; local, of these the
+    query's own block and those right before it, whatever they score; eps, of the norms, which multiply by 1 plus their
+    weights; those of Rope. Of a rank's sequence the last block may be shorter.
+
+    Split over key-value heads each rank has their queries, and all keys; over the sequence, it gathers the keys, which
+    all heads share. Nothing has a gradient, nothing is kept, and backward does nothing.
+    """
+
+    def passes_gradient(self, op: Operator, index: int) -> bool:
+        return False
+
+    def flops(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
+        """Projections, and the scores of the keys before each query, of the fullest rank."""
+        tokens, width = sizes["batch"] * sizes["seq"], sizes["index_dim"]
+        weights = sum(num_elements(graph, op.inputs[index], sizes) for index in (1, 2))
+        return 2.0 * tokens * (weights + seen_keys(graph, sizes) * sizes["kvhead"] * width)
+
+    def backward_flops_ratio(self, op: Operator, graph: Graph) -> float:
+        return 0.0
+
+    def tile_bytes(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
+        """Bytes of the scores of some heads, as the product gives them."""
+        scores = most_choice_scores(sizes["kvhead"], float(graph.sizes["seq"]), sizes["seq"])
+        return graph.tensors[op.inputs[0]].element_bytes * scores
+
+    def internal_collectives(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[Internal, ...]:
+        if sizes["seq"] == graph.sizes["seq"]:
+            return ()
+        keys = sizes["batch"] * graph.sizes["seq"] * sizes["index_dim"]
+        return (("all_gather", "seq", keys * graph.tensors[op.inputs[0]].element_bytes),)
 
 
 def seen_keys(graph: Graph, sizes: Sizes) -> float:

@@ -10,7 +10,7 @@ from math import prod
 from autoshard.files.fields import check_choice
 from autoshard.graph.attention_kind import Attention
 from autoshard.graph.compressed_kinds import ChooseEntries, Compress, CompressedAttention
-from autoshard.graph.indexer_kind import ChooseKeys, ChoosePools
+from autoshard.graph.indexer_kind import ChooseBlocks, ChooseKeys, ChoosePools
 from autoshard.graph.ir import Graph, Operator
 from autoshard.graph.loss_kinds import CrossEntropy, LinearCrossEntropy
 from autoshard.graph.operator_kind import Extra, Internal, OperatorKind, Sizes, num_elements
@@ -200,6 +200,7 @@ KINDS: dict[str, OperatorKind] = {
     "attention": Attention(),
     "choose_keys": ChooseKeys(),
     "choose_pools": ChoosePools(),
+    "choose_blocks": ChooseBlocks(),
     "compress": Compress(),
     "compressed_attention": CompressedAttention(),
     "choose_entries": ChooseEntries(),

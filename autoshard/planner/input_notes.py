@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from autoshard.backends.products import unrunnable
 from autoshard.backends.registry import BACKENDS
 from autoshard.spec.model import ModelSpec
-from autoshard.spec.model_types import OWN_INDEXER
+from autoshard.spec.model_types import BLOCK_SPARSE, OWN_INDEXER
 from autoshard.spec.traced import LONGEST_TRACE
 from autoshard.spec.training import TrainingSpec
 
@@ -34,6 +34,11 @@ def input_notes(model: ModelSpec, training: TrainingSpec, backend: str) -> Itera
         own = model.indexer_types.count(OWN_INDEXER)
         several = f", which {own} of {model.num_hidden_layers} blocks choose" if own else ""
         yield f"{model.name}: a query sees {model.indexer.most_keys:,} keys at most{several}; {told}"
+    if (blocks := model.block_indexer) is not None:
+        told = "indexers are loaded, not learned; attention computes the scores of all keys, and MFU counts it alone"
+        some = f"in {model.layer_types.count(BLOCK_SPARSE)} of {model.num_hidden_layers} blocks"
+        seen = f"{blocks.index_topk_blocks} of the blocks of {blocks.index_block_size:,} keys before it at most"
+        yield f"{model.name}: {some} a query sees {seen}; {told}"
     if model.compressed_attention is not None:
         told = "indexers are loaded, not learned; attention computes the scores of all entries, and MFU counts them"
         chosen = f"{model.compressed_attention.index_topk:,} entries at most in blocks with an indexer"

@@ -30,6 +30,7 @@ from autoshard.plans.plan_json import compact_json
 from autoshard.plans.search_result import PathSummary, Pins, Rejection
 from autoshard.spec.attention_heads import GlobalAttention
 from autoshard.spec.attention_scores import AttentionScores
+from autoshard.spec.block_indexer import BlockIndexer
 from autoshard.spec.branch_multipliers import BranchMultipliers
 from autoshard.spec.chunked_attention import ChunkedAttention
 from autoshard.spec.clamped_gate import ClampedGate
@@ -56,6 +57,7 @@ TYPES = {
     "compressed_attention": CompressedAttention,
     "hyper_connections": HyperConnections,
     "indexer": Indexer,
+    "block_indexer": BlockIndexer,
     "router": Router,
     "traced_graph": TracedGraph,
     "traced_operator": TracedOperator,

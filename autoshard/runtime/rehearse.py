@@ -279,6 +279,7 @@ def _model(original: Plan, strategy: Strategy, vocab_size: int, more_heads: int)
         latent_attention=latent,
         compressed_attention=compressed,
         indexer=None if model.indexer is None else model.indexer.shrunk(HEAD_DIM, window),
+        block_indexer=None if model.block_indexer is None else model.block_indexer.shrunk(HEAD_DIM, SEQUENCE_LENGTH),
         v_head_dim=None if model.v_head_dim is None else max(1, HEAD_DIM * model.v_head_dim // model.head_dim),
         global_attention=wide,
         moe_latent_size=None if model.moe_latent_size is None else hidden // 2,

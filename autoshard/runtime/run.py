@@ -101,6 +101,11 @@ def _backend(plan: Plan, options: RunOptions, in_cluster: bool) -> str:
             f"document_mask: entries of {plan.model.name} stand for pieces of whole rows; leave it out, or give each "
             "document a row"
         )
+    if options.document_mask and plan.model.block_indexer is not None:
+        raise AutoshardError(
+            f"document_mask: the indexer of {plan.model.name} chooses blocks of whole rows; leave it out, or give each "
+            "document a row"
+        )
     if options.document_mask and plan.model.indexer is not None and plan.model.indexer.index_kpool is not None:
         raise AutoshardError(
             f"document_mask: the indexer of {plan.model.name} chooses pools of whole rows; leave it out, or give each "

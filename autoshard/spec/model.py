@@ -11,6 +11,7 @@ from autoshard.files.codec import Absence, Count, Limit, NotNegative, Positive, 
 from autoshard.files.fields import take_own_numbers
 from autoshard.spec.attention_heads import GLOBAL, AttentionHeads, GlobalAttention
 from autoshard.spec.attention_scores import USUAL_SCORES, AttentionScores
+from autoshard.spec.block_indexer import BlockIndexer
 from autoshard.spec.blocks import Blocks, blocks_of
 from autoshard.spec.branch_multipliers import BranchMultipliers
 from autoshard.spec.chunked_attention import ChunkedAttention
@@ -24,6 +25,7 @@ from autoshard.spec.linear_attention import LinearAttention, Mamba, ShortConv
 from autoshard.spec.model_checks import check_model
 from autoshard.spec.model_types import (
     ALL_HEADS,
+    BLOCK_SPARSE,
     BOTH,
     CHUNKED_ATTENTION,
     EACH_HEAD,
@@ -84,9 +86,10 @@ class ModelSpec:
         positions turn.
     use_parallel_residual: Whether attention and MLP both read the block's input.
     layer_types: Of each block, what mixes its tokens: full_attention | sliding_attention | chunked_attention |
-        linear_attention | mamba | conv | hybrid (falcon_h1: full attention and mamba side by side) | none (nemotron_h:
-        it has an MLP instead); with compressed_attention sliding_attention | compressed_sparse_attention |
-        heavily_compressed_attention; absent where all blocks have the same attention.
+        block_sparse_attention (with block_indexer) | linear_attention | mamba | conv | hybrid (falcon_h1: full
+        attention and mamba side by side) | none (nemotron_h: it has an MLP instead); with compressed_attention
+        sliding_attention | compressed_sparse_attention | heavily_compressed_attention; absent where all blocks have the
+        same attention.
     mlp_layer_types: Of each block of a mixture, dense (an MLP of dense_intermediate_size) | sparse (experts) | hashed
         (deepseek_v4: experts that a table of tokens chooses); of each block of nemotron_h also none (its tokens are
         mixed instead); absent where all blocks are alike.
@@ -108,6 +111,8 @@ class ModelSpec:
         have another one.
     hyper_connections: The streams of the residual; absent where there is one.
     indexer: Sizes of what chooses the keys that a query of latent attention sees; absent where it sees all before it.
+    block_indexer: Sizes of what chooses the blocks of keys that queries see in the blocks that are
+        block_sparse_attention in layer_types; absent without such blocks.
     use_qk_norm: Whether each head's query and key have a norm, an RMSNorm (glm4_moe) or a LayerNorm with weights of the
         head's own (stablelm, cohere), in families that leave it to the config; absent where not.
     use_rms_norm: Whether norms are RMSNorms, in families of LayerNorms that leave it to the config (cohere2_moe);
@@ -181,6 +186,7 @@ class ModelSpec:
     compressed_attention: Annotated[CompressedAttention | None, Absence.WRITTEN] = None
     hyper_connections: Annotated[HyperConnections | None, Absence.WRITTEN] = None
     indexer: Annotated[Indexer | None, Absence.WRITTEN] = None
+    block_indexer: Annotated[BlockIndexer | None, Absence.WRITTEN] = None
     use_qk_norm: Annotated[bool, Absence.WRITTEN] = False
     use_rms_norm: Annotated[bool, Absence.WRITTEN] = False
     averages_shared_expert: Annotated[bool, Absence.WRITTEN] = False
@@ -275,6 +281,11 @@ class ModelSpec:
         chunked = self.layer_types and self.layer_types[layer] == CHUNKED_ATTENTION
         return self.chunked_attention.attention_chunk_size if chunked and self.chunked_attention else None
 
+    def chosen_block_of(self, layer: int) -> int | None:
+        """Keys of the blocks of which a query of a block sees some; None where it does not choose among such."""
+        indexer = self.block_indexer
+        return None if indexer is None or self.layer_types[layer] != BLOCK_SPARSE else indexer.index_block_size
+
     def has_rope(self, layer: int) -> bool:
         """Whether rotary positions turn the queries and keys of a block."""
         return self.rope_theta is not None and (not self.position_types or self.position_types[layer] == ROPE)
@@ -316,6 +327,11 @@ class ModelSpec:
         if behind == self.num_hidden_layers or self.chooser_of(behind) == behind:
             return None
         return self.choice_of(behind)
+
+    @property
+    def chooses_keys(self) -> bool:
+        """Whether queries of some blocks see no keys but those that an indexer chose."""
+        return self.indexer is not None or self.block_indexer is not None
 
     @property
     def num_sparse_layers(self) -> int:

@@ -8,6 +8,7 @@ from autoshard.errors import AutoshardError
 from autoshard.files.fields import check_choice, check_flag, check_integer, check_positive, show
 from autoshard.spec.attention_heads import GlobalAttention
 from autoshard.spec.attention_scores import AttentionScores
+from autoshard.spec.block_indexer import BlockIndexer
 from autoshard.spec.branch_multipliers import BranchMultipliers
 from autoshard.spec.chunked_attention import ChunkedAttention
 from autoshard.spec.clamped_gate import ClampedGate
@@ -18,6 +19,7 @@ from autoshard.spec.indexer import Indexer
 from autoshard.spec.latent_attention import LatentAttention
 from autoshard.spec.linear_attention import LinearAttention, Mamba, ShortConv
 from autoshard.spec.model_types import (
+    BLOCK_SPARSE,
     BOTH,
     CHUNKED_ATTENTION,
     COMPRESSED_TYPES,
@@ -63,6 +65,7 @@ def check_model(model: ModelSpec) -> None:
     _check_attention(model)
     _check_latent_attention(model)
     _check_indexer(model)
+    _check_block_indexer(model)
     _check_experts(model)
     _check_kinds(model)
     _check_turned_part(model)
@@ -263,10 +266,42 @@ def _check_indexer(model: ModelSpec) -> None:
             f"index_head_dim={indexer.index_head_dim} of {of} must be at least qk_rope_head_dim="
             f"{latent.qk_rope_head_dim}, the numbers that positions turn"
         )
+    _check_kept_probabilities(model)
+
+
+def _check_block_indexer(model: ModelSpec) -> None:
+    """An indexer of blocks of keys exactly where some blocks have such attention, with heads that positions turn."""
+    indexer, of = model.block_indexer, model.name
+    if not isinstance(indexer, (BlockIndexer, type(None))):
+        raise AutoshardError(f"block_indexer={show(indexer)} of {of} must be an object with an index_block_size")
+    if indexer is not None and "block_indexer" not in model.family.may_have:
+        raise AutoshardError(
+            f"block_indexer of {of} must be absent: no block of model_type={model.model_type} sees blocks of keys; "
+            f"those of {with_trait('block_indexer')} may"
+        )
+    if (indexer is not None) != (isinstance(model.layer_types, tuple) and BLOCK_SPARSE in model.layer_types):
+        raise AutoshardError(
+            f"block_indexer of {of} must be the sizes of the blocks that are {BLOCK_SPARSE} in layer_types, and absent "
+            "without such blocks"
+        )
+    if indexer is None:
+        return
+    if indexer.index_head_dim < model.rotary_dim:
+        raise AutoshardError(
+            f"index_head_dim={indexer.index_head_dim} of {of} must be at least {model.rotary_dim}, the numbers of a "
+            "head that positions turn"
+        )
+    if model.position_types:
+        raise AutoshardError(f"position_types of {of} must be absent: positions turn the heads of each indexer")
+    _check_kept_probabilities(model)
+
+
+def _check_kept_probabilities(model: ModelSpec) -> None:
+    """No dropout of attention beside an indexer."""
     if isinstance(model.dropout, Dropout) and model.dropout.attention:
         raise AutoshardError(
-            f"dropout.attention={model.dropout.attention:g} of {of} must be 0: no kernel drops probabilities of the "
-            "keys that an indexer chose"
+            f"dropout.attention={model.dropout.attention:g} of {model.name} must be 0: no kernel drops probabilities "
+            "of the keys that an indexer chose"
         )
 
 
@@ -459,6 +494,8 @@ def _mixers(model: ModelSpec) -> tuple[str, ...]:
         return (HYBRID,)
     if model.compressed_attention is not None:
         return COMPRESSED_TYPES
+    if "block_indexer" in model.family.may_have:
+        return (FULL_ATTENTION, BLOCK_SPARSE)
     return LAYER_TYPES if model.chunked_attention is None else (FULL_ATTENTION, CHUNKED_ATTENTION)
 
 

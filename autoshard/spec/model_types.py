@@ -33,6 +33,7 @@ OPTIONAL_FIELDS = (
     "v_head_dim",
     "indexer_types",
     "zero_expert_num",
+    "block_indexer",
 )
 
 
@@ -376,6 +377,13 @@ _BUILT_IN = {
     "longcat_flash": Family(
         "longcat_flash", experts=_MIXTURE, has_two_attentions=True, needs=_LATENT, may_have=("zero_expert_num",)
     ),
+    "minimax_m3_vl_text": Family(
+        "minimax_m3",
+        experts=_SHARED,
+        has_unit_offset=True,
+        qk_norm=EACH_HEAD,
+        may_have=("clamped_gate", "block_indexer"),
+    ),
     TRACED: Family("traced", is_published=False, activations=(TRACED,), experts=_MIXTURE, has_optional_experts=True),
 }
 FAMILIES = Table[Family]("models", lambda value: isinstance(value, Family), "a Family", _BUILT_IN)
@@ -402,6 +410,8 @@ field that has its sizes."""
 ATTENTION_TYPES = (FULL_ATTENTION, SLIDING_ATTENTION)
 LAYER_TYPES = (*ATTENTION_TYPES, LINEAR_ATTENTION, MAMBA, CONV)
 CHUNKED_ATTENTION = "chunked_attention"
+BLOCK_SPARSE = "block_sparse_attention"
+"""Word of layer_types for attention to blocks of keys, of families that may have a block_indexer."""
 COMPRESSED_SPARSE, HEAVILY_COMPRESSED = "compressed_sparse_attention", "heavily_compressed_attention"
 COMPRESSED_TYPES = (SLIDING_ATTENTION, COMPRESSED_SPARSE, HEAVILY_COMPRESSED)
 """Words of layer_types of families with compressed_attention."""

@@ -91,9 +91,17 @@ def attended(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str)
     return self_attention(b, model, h, layer, kernel)
 
 
-def self_attention(b: GraphBuilder, model: ModelSpec, h: str, layer: int, kernel: str, named: str = "") -> str:
+def self_attention(
+    b: GraphBuilder,
+    model: ModelSpec,
+    h: str,
+    layer: int,
+    kernel: str,
+    named: str = "",
+    chosen: str | None = None,
+) -> str:
     """Append what `attended` does behind its norm, if there is one: h [batch, seq, embed] is its output. named: the
-    family's name of the attention."""
+    family's name of the attention. chosen: [batch, seq, kvhead, key_block], the blocks of keys that queries see."""
     own, gates = model.heads_of(layer), model.family.gates_attention
     name = named or f"model.layers.{layer}.{own.attention_name}"
     b.module = "attention"
@@ -116,7 +124,10 @@ def self_attention(b: GraphBuilder, model: ModelSpec, h: str, layer: int, kernel
         q = tempered(b, f"{name}.q_temperature", q, model.original_positions, beta, first=0)
     b.module = "core_attention"
     sinks = b.parameter(f"{name}.sinks", " ".join(own.query_dims[:2])) if model.has_sinks(layer) else None
-    context = core_attention(b, model, f"{name}.core_attention", q, k, v, kernel, model.window_of(layer), sinks)
+    window, block = model.window_of(layer), model.chosen_block_of(layer)
+    context = core_attention(
+        b, model, f"{name}.core_attention", q, k, v, kernel, window, sinks, chosen=chosen, chosen_block=block
+    )
     if gates:
         b.module = "attention"
         context = gated_output(b, model, f"{name}.gated", context, *gate)
@@ -322,6 +333,7 @@ def core_attention(
     sinks: str | None = None,
     chunk: int | None = None,
     chosen: str | None = None,
+    chosen_block: int | None = None,
 ) -> str:
     """Append attention itself, and return its output [batch, seq, kvhead, group, last dim of v].
 
@@ -329,12 +341,14 @@ def core_attention(
     places. kernel: 'flash' or 'plain'. window:
     keys that a query sees, itself included; None is all before it. sinks: [kvhead, group], a score more in each row's
     softmax. chunk: a query sees keys of its own chunk of so many tokens alone. chosen: [batch, seq, key], the keys that
-    a query sees.
+    a query sees; or [batch, seq, kvhead, key_block], of blocks of chosen_block keys.
     The operator's attribute valid_group: query heads of each key-value head from there on are empty, and give nothing.
     """
     form: dict[str, Any] = {name: True for name, one in (("chosen", chosen), ("sinks", sinks)) if one}
     if chunk is not None:
         form["chunk"] = chunk
+    if chosen_block is not None:
+        form["chosen_block"] = chosen_block
     if (scalar := model.attention_scores.query_pre_attn_scalar) is not None:
         form["scale"] = scalar**-0.5
     elif model.scores_scale is not None:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from autoshard.spec.attention_heads import GlobalAttention
 from autoshard.spec.attention_scores import AttentionScores
+from autoshard.spec.block_indexer import BlockIndexer
 from autoshard.spec.branch_multipliers import BranchMultipliers
 from autoshard.spec.chunked_attention import ChunkedAttention
 from autoshard.spec.clamped_gate import ClampedGate
@@ -726,6 +727,32 @@ MODELS["longcat of 6 heads"] = replace(
     zero_expert_num=0,
     tie_word_embeddings=True,
     rope_scaling=MODELS["deepseek v3"].rope_scaling,
+)
+MODELS["minimax m3"] = replace(
+    LLAMA,
+    model_type="minimax_m3_vl_text",
+    partial_rotary_factor=0.5,
+    num_local_experts=8,
+    num_experts_per_tok=3,
+    shared_expert_intermediate_size=48,
+    mlp_layer_types=("dense", "sparse", "sparse", "sparse"),
+    dense_intermediate_size=80,
+    layer_types=("full_attention", *("block_sparse_attention",) * 3),
+    block_indexer=BlockIndexer(index_head_dim=12, index_block_size=2, index_topk_blocks=3),
+    gate_types=("both",) * 4,
+    clamped_gate=ClampedGate(0.1, 1.702, swiglu_limit_shared=0.1),
+    router=Router("sigmoid", "noaux_tc", routed_scaling_factor=2.0),
+)
+# 6 heads, 2 of keys: tp=4 copies these; blocks of 3 keys do not divide the sequence
+MODELS["minimax m3 of 6 heads"] = replace(
+    MODELS["minimax m3"],
+    num_attention_heads=6,
+    num_key_value_heads=2,
+    tie_word_embeddings=True,
+    layer_types=("block_sparse_attention", "full_attention", "block_sparse_attention", "full_attention"),
+    mlp_layer_types=(),
+    dense_intermediate_size=0,
+    block_indexer=BlockIndexer(8, 3, 3, index_local_blocks=2),
 )
 MODELS["youtu"] = replace(
     LLAMA,

@@ -1095,6 +1095,28 @@ CASES[4] |= {
 }
 
 CASES[2] |= {
+    "minimax m3, tp": ("minimax m3", strategy(tp=2, recompute="core_attention"), 2),
+    "minimax m3, tp, no sequence parallel, plain": ("minimax m3", strategy(tp=2, sp=False, kernel="plain"), 2),
+    "minimax m3, tp, recompute around them": ("minimax m3", strategy(tp=2, recompute="attention_norm+mlp+residual"), 2),
+    "minimax m3, pp, uneven, zero bubble": (
+        "minimax m3",
+        strategy(pp=2, layers=(3, 1), schedule="zero_bubble", recompute=("attention", "mlp")),
+        3,
+    ),
+    "minimax m3, pp, interleaved, tied": ("minimax m3 of 6 heads", strategy(pp=2, vpp=2), 2),
+    "minimax m3, dp, ep, ZeRO-2": ("minimax m3 of 6 heads", strategy(dp=2, ep=2, zero=2, mbs=2), 2),
+    "minimax m3, dp, ZeRO-3": ("minimax m3", strategy(dp=2, zero=3, mbs=2), 2),
+    "minimax m3, cp, ep over cp": ("minimax m3 of 6 heads", strategy(cp=2, ep=2, recompute="full"), 2),
+    "minimax m3, cp, ep over cp, plain": ("minimax m3", strategy(cp=2, ep=2, kernel="plain", mbs=2), 2),
+}
+CASES[4] |= {
+    "minimax m3, tp x cp": ("minimax m3 of 6 heads", strategy(tp=2, cp=2, ep=2), 2),
+    "minimax m3, copied key-value heads": ("minimax m3 of 6 heads", strategy(tp=4), 2),
+    "minimax m3, tp x pp": ("minimax m3", strategy(tp=2, pp=2, layers=(3, 1), recompute="full"), 3),
+    "minimax m3, ep x tp": ("minimax m3", strategy(tp=2, dp=2, ep=2, sp=False), 2),
+}
+
+CASES[2] |= {
     "longcat, tp": ("longcat", strategy(tp=2, recompute="attention_up+core_attention"), 2),
     "longcat, tp, no sequence parallel, plain": ("longcat", strategy(tp=2, sp=False, kernel="plain"), 2),
     "longcat, tp, recompute of operators": ("longcat", strategy(tp=2, recompute="mlp_norm+residual+mlp.top_k"), 2),
@@ -1149,6 +1171,7 @@ LATER_FAMILIES = (
         "glm5_next_text",
         "hy_v4",
         "longcat_flash",
+        "minimax_m3_vl_text",
     ),
 )
 FURTHER = {

@@ -1494,3 +1494,42 @@ CONFIGS["longcat, all experts with matrices, YaRN"] = {
     "tie_word_embeddings": True,
     "rope_parameters": YARN,
 }
+M3 = {
+    **SMALL,
+    "model_type": "minimax_m3_vl_text",
+    "num_hidden_layers": 3,
+    "intermediate_size": 32,
+    "dense_intermediate_size": 48,
+    "shared_intermediate_size": 40,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 3,
+    "head_dim": 16,
+    "index_n_heads": 4,
+    "index_head_dim": 24,
+    "swiglu_limit": 0.3,
+    **NO_TOKENS,
+}
+CONFIGS["minimax m3"] = {
+    **M3,
+    "partial_rotary_factor": 0.5,
+    "rotary_dim": 8,
+    "moe_layer_freq": [0, 1, 1],
+    "sparse_attention_config": {
+        "sparse_attention_freq": [0, 1, 1],
+        "sparse_block_size": 4,
+        "sparse_index_dim": 20,
+        "sparse_topk_blocks": 3,
+    },
+}
+"""Keys as published; those of the indexer go before the others."""
+CONFIGS["minimax m3, whole heads turned, a shorter last block"] = {
+    **M3,
+    "layer_types": ["minimax_m3_sparse", "full_attention", "minimax_m3_sparse"],
+    "index_block_size": 5,
+    "index_topk_blocks": 4,
+    "index_local_blocks": 2,
+    "rotary_dim": 16,
+    "swiglu_alpha": 1.5,
+    "routed_scaling_factor": 1.0,
+    "tie_word_embeddings": True,
+}

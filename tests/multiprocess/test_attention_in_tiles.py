@@ -72,6 +72,31 @@ def test_chosen_keys_beside_sinks_are_those_of_a_plain_function(
     torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-11)
 
 
+@pytest.mark.parametrize("at_once", [2**24, 100])
+@pytest.mark.parametrize("position", [0, 1])
+def test_chosen_blocks_of_keys_are_those_of_a_plain_function(
+    position: int, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first or the second half of the queries; blocks of three keys, of which each head sees its queries' own."""
+    monkeypatch.setattr(score_tiles, "SCORES_AT_ONCE", at_once)
+    monkeypatch.setattr(score_tiles, "FEWEST_ROWS", 2)
+    random = torch.Generator().manual_seed(0)
+    shapes = [(2, 4, 2, 8, 6), (2, 4, 16, 6), (2, 4, 16, 5)]
+    q, k, v = (torch.randn(shape, generator=random, dtype=torch.float64) for shape in shapes)
+    places = torch.arange(8 * position, 8 * position + 8)
+    chosen = (torch.rand(2, 4, 8, 6, generator=random) < 0.3) | (torch.arange(6) == places.unsqueeze(1) // 3)
+    seen = chosen.repeat_interleave(3, -1)[..., :16] & (torch.arange(16) <= places.unsqueeze(1))
+    inputs = [value.requires_grad_() for value in (q, k, v)]
+    scores = torch.einsum("bkgqd,bkcd->bkgqc", q, k) / 6**0.5
+    weights = scores.masked_fill(~seen.unsqueeze(2), float("-inf")).softmax(-1)
+    expected = torch.einsum("bkgqc,bkcd->bkgqd", weights, v)
+    found = ring_attention(q, k, v, Ring(None, (0, 1), 8, 16, position=position, chosen_block=3), chosen=chosen)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    grad = torch.randn(found.shape, generator=random, dtype=torch.float64)
+    ours, theirs = (torch.autograd.grad(out, inputs, grad) for out in (found, expected))
+    torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-11)
+
+
 def test_which_are_too_wide() -> None:
     def on(device: str, width: int) -> bool:
         return attention._is_too_wide(SimpleNamespace(device=SimpleNamespace(type=device), shape=(1, 1, 1, 8, width)))  # type: ignore[arg-type]

@@ -34,6 +34,7 @@ CHOSEN = (
     "deepseek v4",
     "glm 5.3",
     "hy4",
+    "minimax m3",
     "longcat",
 )
 """What is special in a config, keys without which transformers builds no model, and names that are not Llama's."""

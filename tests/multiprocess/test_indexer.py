@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -18,11 +19,12 @@ from autoshard.models.weights import parameter_dtypes
 from autoshard.plans.plan import make_plan
 from autoshard.runtime.rehearse import local_cluster
 from autoshard.runtime.torch_backend.context import Context
-from autoshard.runtime.torch_backend.indexer import best, choose_keys, choose_pools
+from autoshard.runtime.torch_backend.indexer import best, choose_blocks, choose_keys, choose_pools
 from autoshard.runtime.torch_backend.kernels import kernel
 from autoshard.runtime.torch_backend.optimizer_settings import optimizer_settings
 from autoshard.runtime.torch_backend.parameters import initial_parameter
 from autoshard.runtime.torch_backend.session import Session
+from autoshard.spec.block_indexer import BlockIndexer
 from autoshard.spec.indexer import Indexer
 from autoshard.spec.training import TrainingSpec, load_precision
 from tests.multiprocess.models import MODELS
@@ -43,6 +45,71 @@ def test_of_equal_scores_the_first_are_taken() -> None:
     scores = torch.tensor([[1.0, 0, 0, 2, 0], [0, 0, 0, 0, 0], [-1, 5, -1, 5, 5], [3, 2, 1, 0, -1]])
     assert best(scores, 3).int().tolist() == [[1, 1, 0, 1, 0], [1, 1, 1, 0, 0], [0, 1, 0, 1, 1], [1, 1, 1, 0, 0]]
     assert best(scores, 5).all() and best(scores, 9).all()
+
+
+M3 = MODELS["minimax m3"]
+
+
+def blocks_program(blocks: BlockIndexer, seq: int, batch: int = 2) -> tuple[Program, OperatorStep]:
+    model = replace(M3, block_indexer=blocks)
+    graph = stage_graph(model, dim_sizes(model, batch, seq), (1,), False, False, element_bytes=4)
+    one = partition(graph, {}, {op.name: {} for op in graph.operators})
+    steps = (step for step in one.steps if isinstance(step, OperatorStep))
+    return one, next(step for step in steps if step.operator.kind == "choose_blocks")
+
+
+@pytest.mark.parametrize("local", [1, 2])
+def test_a_query_sees_its_own_block_and_the_best_of_those_before(local: int) -> None:
+    """Three blocks of 4 keys at most, each as good as the best of its keys up to the query, for each key-value head."""
+    program, step = blocks_program(BlockIndexer(12, 4, 3, local), seq=22)
+    inputs = [value.double() for value in inputs_of(program, step)]
+    seen = choose_blocks(Context(program, None), step)(*inputs)
+    assert seen.dtype == torch.bool and seen.shape == (2, 22, 4, 6)
+    h, q_proj, k_proj, q_norm, k_norm = inputs
+
+    def made(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        normal = x / (x.square().mean(-1, keepdim=True) + M3.norm_eps).sqrt() * (1 + weight)
+        angles = torch.arange(22).double().unsqueeze(1) / 1e4 ** (torch.arange(0, 4, 2).double() / 4)  # 4 of 12 turn
+        cos, sin = angles.cos().unsqueeze(1), angles.sin().unsqueeze(1)
+        first, second, rest = normal.split((2, 2, 8), -1)
+        return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), -1)
+
+    q, k = made(torch.einsum("bse,hde->bshd", h, q_proj), q_norm), made((h @ k_proj.T).unsqueeze(2), k_norm)
+    scores = torch.einsum("bqhd,bkd->bqhk", q, k.squeeze(2))
+    for row, place, of_head in product(range(2), range(22), range(4)):
+        own = place // 4
+        best_of = [float(scores[row, place, of_head, 4 * n : min(4 * n + 4, place + 1)].max()) for n in range(own + 1)]
+        order = sorted(range(own + 1), key=lambda n: (n <= own - local, -best_of[n], n))
+        expected = [n in order[:3] for n in range(6)]
+        assert seen[row, place, of_head].tolist() == expected, (row, place, of_head)
+
+
+@pytest.mark.parametrize("at_once", [16, 100, 700])
+def test_tiles_choose_the_same_blocks(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    program, step = blocks_program(BlockIndexer(12, 3, 4, 2), seq=40)
+    inputs = inputs_of(program, step)
+    whole = choose_blocks(Context(program, None), step)(*inputs)
+    monkeypatch.setattr(score_tiles, "SCORES_AT_ONCE", at_once)
+    monkeypatch.setattr(score_tiles, "FEWEST_ROWS", 4)
+    assert torch.equal(choose_blocks(Context(program, None), step)(*inputs), whole)
+
+
+def test_nothing_of_a_choice_of_blocks_is_kept_for_backward() -> None:
+    program, step = blocks_program(BlockIndexer(12, 4, 3), seq=16)
+    inputs = [value.requires_grad_() for value in inputs_of(program, step)]
+    kept: list[Any] = []
+    with torch.autograd.graph.saved_tensors_hooks(kept.append, lambda x: x):
+        seen = kernel(Context(program, None), step)(*inputs)
+    assert not kept and not seen.requires_grad
+
+
+def test_products_of_blocks_are_those_counted() -> None:
+    """Within 6 %: keys behind the first queries of a tile, and the rest of its last block, are scored in vain."""
+    program, step = blocks_program(BlockIndexer(128, 64, 16), seq=4096, batch=1)
+    inputs = inputs_of(program, step)
+    with FlopCounterMode(display=False) as counter:
+        kernel(Context(program, None), step)(*inputs)
+    assert counter.get_total_flops() == pytest.approx(operator_work(program, step).flops, rel=0.06)
 
 
 def program_of(indexer: Indexer, seq: int, batch: int = 2) -> tuple[Program, OperatorStep]:

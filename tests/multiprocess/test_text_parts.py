@@ -34,6 +34,7 @@ WHOLES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "qwen3_vl_moe": ("qwen3 moe", {"model_type": "qwen3_vl_moe_text"}, {**QWEN, "deepstack_visual_indexes": [0]}),
     "step3p7": ("step", {}, {**SMALL, **PIXELS}),
     "glm5_next": ("glm 5.3", {}, {**QWEN, **PIXELS, "projection_intermediate_size": 16}),
+    "minimax_m3_vl": ("minimax m3", {}, {**SMALL, **PIXELS, "temporal_patch_size": 1}),
     "glm4v_moe": ("glm4 moe", {"model_type": "glm4v_moe_text", "rope_parameters": HALF}, QWEN),
 }
 """model_type of the whole -> (the config of CONFIGS that its text model has, what is other in it, what sees)."""

@@ -19,15 +19,26 @@ def _transformers() -> Any:
     transformers.logging.disable_progress_bar()
     # transformers 5.23 finds it with images alone
     modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES["mistral4"] = "Mistral4ForCausalLM"
+    modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES["minimax_m3_vl_text"] = "MiniMaxM3VLForCausalLM"
+    _name_as_published("minimax_m3_vl", "MiniMaxM3VLForCausalLM")
     _add_step(transformers)
     _add_glm(transformers)
     return transformers
 
 
+def _name_as_published(whole: str, text: str) -> None:
+    """Let a class of text alone have the names that checkpoints of the whole model_type have, but for what stands
+    before them."""
+    from transformers import conversion_mapping
+
+    known: Any = conversion_mapping.get_checkpoint_conversion_mapping(whole)
+    inner = [one for one in known if not any(pattern.startswith("^") for pattern in one.source_patterns)]
+    conversion_mapping.register_checkpoint_conversion_mapping(text, inner)
+
+
 def _add_step(transformers: Any) -> None:
     """Step's text model by itself, which transformers 5.23 has inside of the one that sees alone: with its modules, and
     the names that its checkpoint has."""
-    from transformers import conversion_mapping
     from transformers.models.step3p7 import modeling_step3p7
 
     text_config: Any = transformers.AutoConfig.for_model("step3p5").__class__
@@ -46,9 +57,7 @@ def _add_step(transformers: Any) -> None:
             hidden = self.model(input_ids, **given)[0]
             return transformers.modeling_outputs.CausalLMOutput(logits=self.lm_head(hidden))
 
-    whole: Any = conversion_mapping.get_checkpoint_conversion_mapping("step3p7")
-    inner = [one for one in whole if not any(pattern.startswith("^") for pattern in one.source_patterns)]
-    conversion_mapping.register_checkpoint_conversion_mapping("Step3p5ForCausalLM", inner)
+    _name_as_published("step3p7", "Step3p5ForCausalLM")
     transformers.AutoModelForCausalLM.register(text_config, Step3p5ForCausalLM, exist_ok=True)
 
 

@@ -75,3 +75,30 @@ def choose_pools(place: Place, h: Array, compressed: Array, *weights: Array) -> 
     seen = np.zeros((*scores.shape[:-1], length), dtype=bool)
     seen[..., : pools * rate] = np.repeat(chosen, rate, -1)
     return (seen | own).astype(float), lambda grad: (None,) * len(place.step.operator.inputs)
+
+
+def choose_blocks(place: Place, h: Array, q_proj: Array, k_proj: Array, q_norm: Array, k_norm: Array) -> Result:
+    """1 where the queries of a key-value head see a block of keys, else 0."""
+    queries = ("batch", "seq", "kvhead", "index_dim")
+    block, top_k, local = (place.attributes[name] for name in ("block", "top_k", "local"))
+
+    def made(weights: Array, at: int, dims: tuple[str, ...], norm: Array) -> Array:
+        x = contract((h, place.dims(0)), (weights, place.dims(at)), out=dims)
+        normal = x * (np.square(x).mean(-1, keepdims=True) + place.attributes["eps"]) ** -0.5
+        turned, _ = rotated(place, normal * (1 + place.spread(norm, ("index_dim",), dims)), dims)
+        return turned
+
+    q = made(q_proj, 1, queries, q_norm)
+    (k,) = _gathered(place, made(k_proj, 2, KEYS, k_norm))
+    mesh = len(place.axes)
+    length = k.shape[mesh + 1]
+    scores = contract((q, queries), (k, ("batch", "key", "index_dim")), out=(*queries[:3], "key"))
+    here = place.positions(h.shape[mesh + 1])[..., None, :, None, None]
+    scores = np.where(np.arange(length) > here, -np.inf, scores)
+    starts = range(0, length, block)
+    best = np.stack([scores[..., start : start + block].max(-1) for start in starts], -1)
+    blocks, own = np.arange(len(starts)), here // block
+    best = np.where((blocks <= own) & (blocks > own - local), np.inf, best)
+    order = np.argsort(-best, -1, kind="stable")
+    chosen = (np.argsort(order, -1) < top_k) & (blocks <= own)
+    return chosen.astype(float), lambda grad: (None,) * len(place.step.operator.inputs)

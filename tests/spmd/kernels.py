@@ -15,7 +15,7 @@ from tests.spmd.collectives import Array, all_reduce, all_to_all, ring_gather, r
 from tests.spmd.compressed import choose_entries, compress, compressed_attention
 from tests.spmd.dropping import mask
 from tests.spmd.experts import combine, dispatch, sum_rest, top_k_gate
-from tests.spmd.indexer import choose_keys, choose_pools
+from tests.spmd.indexer import choose_blocks, choose_keys, choose_pools
 from tests.spmd.place import Gradients, Place, Report, Result, contract
 from tests.spmd.pointwise import pointwise
 from tests.spmd.recurrences import causal_conv, gated_delta_rule, state_space_scan
@@ -271,7 +271,11 @@ def _attend(place: Place, q: Array, k: Array, v: Array, positions: Array, *seque
         slope = scale * (1 - (raw / cap) ** 2)
     seen = place.spread(seen, ("seq", "key"), grid)
     for one in chosen:
-        seen = seen & (place.spread(one, place.dims(3), grid) > 0)
+        dims = place.dims(3)
+        if (block := place.attributes.get("chosen_block")) is not None:
+            one = np.take(one, np.arange(len(key_at)) // block, -1).swapaxes(-3, -2)
+            dims = (dims[0], dims[2], dims[1], "key")
+        seen = seen & (place.spread(one, dims, grid) > 0)
     scores = np.where(seen, raw, -1e30)
     top = scores.max(-1, keepdims=True)
     lost = [place.spread(one, place.dims(3 + len(chosen)), grid) for one in sinks]
@@ -395,6 +399,7 @@ KERNELS: dict[str, Callable[..., Result]] = {
     "attention": _attention,
     "choose_keys": choose_keys,
     "choose_pools": choose_pools,
+    "choose_blocks": choose_blocks,
     "compress": compress,
     "compressed_attention": compressed_attention,
     "choose_entries": choose_entries,

@@ -26,6 +26,9 @@ STEP = {"moe_intermediate_size": 64, "n_routed_experts": 8, "num_experts_per_tok
 KIMI = {"max_position_embeddings": None, "moe_intermediate_size": 64, "num_experts": 8, "num_experts_per_token": 2}
 DEEPSEEK = {"moe_intermediate_size": 64, "n_routed_experts": 8, "num_experts_per_tok": 2}
 LONGCAT = {"num_layers": 2, "ffn_hidden_size": 1536, "expert_ffn_hidden_size": 64, "n_routed_experts": 8, "moe_topk": 2}
+M3 = {"num_key_value_heads": 4, "head_dim": 128, "num_local_experts": 8, "num_experts_per_tok": 2}
+"""And keys of sparse_attention_config."""
+M3_CHOICE = {"sparse_attention_freq": [0, 0, 1, 1], "sparse_num_index_heads": 4}
 COHERE_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2}
 
 

@@ -116,7 +116,7 @@ def test_where_each_family_drops() -> None:
     found = {
         name: operators(replace(model, dropout=Dropout(0.1, 0.1, 0.1)))
         for name, model in MODELS.items()
-        if name != "odd" and model.indexer is None and model.compressed_attention is None  # which drops no probability
+        if name != "odd" and not model.chooses_keys and model.compressed_attention is None  # these drop no probability
     }
     h = "transformer.h.0"
     assert found["gpt2"] == [

@@ -10,7 +10,18 @@ from autoshard.errors import AutoshardError
 from autoshard.models.huggingface import from_config, to_config
 from autoshard.models.registry import builtin_models, load_model
 from autoshard.spec.model_types import ATTENTION_TYPES
-from tests.unit.family_configs import COHERE_EXPERTS, DEEPSEEK, HYBRID_EXPERTS, KIMI, LAGUNA, LONGCAT, STEP, read
+from tests.unit.family_configs import (
+    COHERE_EXPERTS,
+    DEEPSEEK,
+    HYBRID_EXPERTS,
+    KIMI,
+    LAGUNA,
+    LONGCAT,
+    M3,
+    M3_CHOICE,
+    STEP,
+    read,
+)
 
 STEP_WINDOWS = {"layer_types": ["full_attention", *["sliding_attention"] * 3], "sliding_window": 64}
 
@@ -49,7 +60,7 @@ STEP_WINDOWS = {"layer_types": ["full_attention", *["sliding_attention"] * 3], "
             {"shared_intermediate_size": 512},
             (
                 "shared_intermediate_size=512 of m is not a key of model_type=granitemoe, which would be another model "
-                "without it; granitemoehybrid or granitemoe_swa or minimax_m2 has it"
+                "without it; granitemoehybrid or granitemoe_swa or minimax_m2 or minimax_m3_vl_text has it"
             ),
         ),
         ("kolibri1", {"sliding_window": None}, "sliding_window=null of m is not supported; a number of tokens is"),
@@ -299,6 +310,73 @@ STEP_WINDOWS = {"layer_types": ["full_attention", *["sliding_attention"] * 3], "
             "hy_v4",
             {**DEEPSEEK, "layer_types": ["full_attention"] * 4},
             "layer_types='full_attention' of m must be one of: indexed_attention, deepseek_sparse_attention",
+        ),
+        *(
+            ("minimax_m3_vl_text", {**M3, key: value}, f"{key}={value!r} of m is not supported; {known} is")
+            for key, value, known in (
+                ("attention_output_gate", True, "False"),
+                ("qk_norm_type", "per_layer", "per_head"),
+                ("scoring_func", "softmax", "sigmoid"),
+                ("use_gemma_norm", False, "True"),
+                ("use_qk_norm", False, "True"),
+                ("use_routing_bias", False, "True"),
+                ("n_shared_experts", 2, "1"),
+                ("router_jitter_noise", 0.1, "0.0"),
+                ("output_router_logits", True, "False"),
+                ("attention_bias", True, "False"),
+            )
+        ),
+        *(
+            ("minimax_m3_vl_text", {**M3, "sparse_attention_config": {**M3_CHOICE, **keys}}, text)
+            for keys, text in (
+                ({"sparse_init_block": 1}, "sparse_init_block=1 of m is not supported; 0 is"),
+                ({"sparse_score_type": "mean"}, "sparse_score_type='mean' of m is not supported; max is"),
+                ({"use_sparse_attention": False}, "use_sparse_attention=False of m is not supported; True is"),
+                (
+                    {"sparse_num_index_heads": 2},
+                    "index_n_heads=2 of m is not supported; num_key_value_heads=4 is",
+                ),
+                (
+                    {"sparse_attention_freq": [0, 1]},
+                    "sparse_attention_freq=a list of 2 of m must be a list of 4 numbers, 0 or 1",
+                ),
+                (
+                    {"sparse_disable_index_value": [0] * 4},
+                    (
+                        "sparse_disable_index_value=a list of 4 of m must be a list of 4 numbers, 1 of all blocks that "
+                        "choose keys: an indexer with values is not supported"
+                    ),
+                ),
+                (
+                    {"sparse_local_block": 0},
+                    "sparse_local_block=0 of m must be a whole number from 1 to 1,000,000,000",
+                ),
+                (
+                    {"sparse_local_block": 17},
+                    "index_local_blocks=17 of block_indexer must be at most index_topk_blocks=16",
+                ),
+                (
+                    {"sparse_index_dim": 64},
+                    "index_head_dim=64 of m must be at least 128, the numbers of a head that positions turn",
+                ),
+            )
+        ),
+        (
+            "minimax_m3_vl_text",
+            {**M3, "rotary_dim": 64},
+            (
+                "rotary_dim=64 of m is not supported; 128 is: positions turn partial_rotary_factor=1 of a head, as "
+                "transformers reads it"
+            ),
+        ),
+        ("minimax_m3_vl_text", {**M3, "hidden_act": "gelu"}, "hidden_act='gelu' of m must be one of: silu, swigluoai"),
+        (
+            "minimax_m2",
+            {"sparse_attention_config": M3_CHOICE},
+            (
+                "sparse_attention_config=an object of 2 of m is not a key of model_type=minimax_m2, which would be "
+                "another model without it; minimax_m3_vl_text has it"
+            ),
         ),
         *(
             ("longcat_flash", {**LONGCAT, key: value}, f"{key}={value!r} of m is not supported; {known} is")

@@ -156,6 +156,9 @@ def parameters(model: ModelSpec) -> int:
         mixers = sum(count * hidden * (2 * model.head_dim + 1) for count in counts)
         mixers += layers * (2 * hidden * keys + 2 * model.head_dim)
         return vocabulary + mixers + layers * 2 * hidden + mlp_parameters(model) + hidden
+    if model.model_type == "minimax_m3_vl_text":  # norms of a head, dense blocks
+        mixers = layers * (attention + 2 * model.head_dim)
+        return vocabulary + mixers + layers * 2 * hidden + mlp_parameters(model) + hidden
     if model.model_type == "nemotron":  # two matrices, norms of weight and bias, no other biases
         return vocabulary + layers * (attention + 2 * hidden * ffn + 4 * hidden) + 2 * hidden
     if model.family.has_one_branch:
@@ -341,6 +344,7 @@ def recurrence(model: ModelSpec) -> int:
         ("glm-5.2", 743_180_190_720),
         ("glm-5.3-flash", 313_244_609_278),
         ("longcat-flash", 560_664_958_976),
+        ("minimax-m3", 425_950_417_920),
         ("deepseek-v4-flash", 284_106_500_055),
         ("deepseek-v4-pro", 1_572_495_794_531),
         ("a.x-k1", 518_983_052_288),

@@ -16,6 +16,7 @@ from autoshard.models.huggingface import from_config, to_config
 from autoshard.models.registry import load_model, published_dropout
 from autoshard.spec.attention_heads import GlobalAttention
 from autoshard.spec.attention_scores import AttentionScores
+from autoshard.spec.block_indexer import BlockIndexer
 from autoshard.spec.branch_multipliers import BranchMultipliers
 from autoshard.spec.clamped_gate import ClampedGate
 from autoshard.spec.compressed_attention import CompressedAttention
@@ -28,7 +29,18 @@ from autoshard.spec.multipliers import Multipliers
 from autoshard.spec.rope import RopeScaling
 from autoshard.spec.router import Router
 from tests.multiprocess.models import MODELS
-from tests.unit.family_configs import COHERE_EXPERTS, DEEPSEEK, KIMI, LAGUNA, LONGCAT, SIZES, STEP, read
+from tests.unit.family_configs import (
+    COHERE_EXPERTS,
+    DEEPSEEK,
+    KIMI,
+    LAGUNA,
+    LONGCAT,
+    M3,
+    M3_CHOICE,
+    SIZES,
+    STEP,
+    read,
+)
 
 
 def test_what_a_minimax_config_leaves_out() -> None:
@@ -282,6 +294,40 @@ def test_what_a_longcat_config_leaves_out() -> None:
     assert replace(other, zero_expert_num=256) == model
     for one in (model, other, load_model("longcat-flash")):
         assert from_config(to_config(one), one.name) == one
+
+
+def test_what_a_minimax_m3_config_leaves_out() -> None:
+    bare = read("minimax_m3_vl_text")
+    assert (bare.num_key_value_heads, bare.head_dim, bare.rotary_dim, bare.rope_theta) == (4, 128, 128, 5e6)
+    assert (bare.num_local_experts, bare.num_experts_per_tok, bare.shared_expert_intermediate_size) == (128, 4, 3072)
+    assert (bare.layer_types, bare.block_indexer, bare.mlp_layer_types, bare.hidden_act) == ((), None, (), "silu")
+    assert (bare.router, bare.norm_topk_prob) == (Router("sigmoid", "noaux_tc", routed_scaling_factor=2.0), True)
+    assert bare.clamped_gate == ClampedGate(7.0, 1.702, swiglu_limit_shared=7.0)
+    assert bare.gate_types == ("both",) * 4
+    words = ["full_attention", "full_attention", "minimax_m3_sparse", "minimax_m3_sparse"]
+    model = read(
+        "minimax_m3_vl_text",
+        **M3,
+        partial_rotary_factor=0.5,
+        rotary_dim=64,
+        hidden_act="swigluoai",
+        index_head_dim=96,
+        index_topk_blocks=8,
+        sparse_attention_config={**M3_CHOICE, "sparse_index_dim": 64, "sparse_disable_index_value": [0, 0, 1, 1]},
+        moe_layer_freq=[0, 1, 1, 1],
+    )
+    assert model.layer_types == (*("full_attention",) * 2, *("block_sparse_attention",) * 2)
+    assert model.block_indexer == BlockIndexer(64, 128, 8, 1)
+    assert (model.mlp_layer_types, model.dense_intermediate_size) == (("dense", *("sparse",) * 3), 12_288)
+    assert (model.rotary_dim, model.hidden_act) == (64, "silu")
+    keys = {"layer_types": words, "mlp_layer_types": ["sparse"] * 4, "moe_layer_freq": [0] * 4}
+    flat = read("minimax_m3_vl_text", **M3, **keys, sparse_attention_config={"sparse_attention_freq": [1] * 4})
+    assert (flat.layer_types, flat.mlp_layer_types) == (model.layer_types, ())
+    assert flat.block_indexer == BlockIndexer(128, 128, 16, 1)
+    for one in (bare, model, flat, load_model("minimax-m3")):
+        assert from_config(to_config(one), one.name) == one
+    whole = {"model_type": "minimax_m3_vl", "text_config": {**to_config(model)}, "vision_config": {}}
+    assert from_config(whole, "m") == model
 
 
 def test_what_a_phi_config_leaves_out() -> None:

@@ -63,14 +63,14 @@ def test_a_llama_block_is_four_layers_of_nxd(sp: bool) -> None:
     ]
 
 
-NOT_LOWERED = ("is_recurrent", "gates_attention", "global_attention")
+NOT_LOWERED = ("is_recurrent", "gates_attention", "global_attention", "block_indexer")
 LOWERED = [
     name
     for name, one in MODELS.items()
     if not any(getattr(one, field, None) or getattr(one.family, field, None) for field in NOT_LOWERED)
 ]
 """NxD runs no recurrences, has no layer for a gate beside queries and keys that ranks share, nor for other heads in
-some blocks."""
+some blocks, nor for a choice of blocks of keys that ranks share."""
 LAYOUTS: list[dict[str, Any]] = [{}, {"tp": 2}, {"tp": 2, "sp": False}, {"tp": 4}, {"dp": 2}]
 
 

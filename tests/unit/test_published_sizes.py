@@ -85,6 +85,8 @@ PUBLISHED: tuple[tuple[str, Callable[[ModelSpec], int], str, str], ...] = (
     ("longcat-flash", active, "27e9", "abstract of arXiv 2509.01322, on average"),
     ("longcat-flash", met(12), "31.3e9", "abstract of arXiv 2509.01322, at most"),
     ("longcat-flash", met(0), "18.6e9", "abstract of arXiv 2509.01322, at least"),
+    ("minimax-m3", parameter_count, "4.3e11", "news of its weights, which say 428 B with what sees"),
+    ("minimax-m3", active_blocks, "23e9", "news of its weights"),
     ("kimi-k2", parameter_count, "1e12", "README of MoonshotAI/Kimi-K2"),
     ("kimi-k2", active, "32e9", "README of MoonshotAI/Kimi-K2"),
     ("dbrx", parameter_count, "132e9", "README of databricks/dbrx"),

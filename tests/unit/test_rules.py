@@ -188,6 +188,16 @@ BROKEN: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         "backend=nxd has no layers for the compressed attention of deepseek-v4-flash; plan for GPUs",
     ),
     (
+        {**V32, "model": load_model("minimax-m3"), **on("h100-80gb", 16)},
+        {"tp": 4, "pp": 1, "dp": 16, "cp": 2, "ep": 16, "layers": 60, "context_parallel": "ring"},
+        "context_parallel=ring: the indexer of minimax-m3 chooses among the keys of a whole row; use all_gather",
+    ),
+    (
+        {**V32, "model": load_model("minimax-m3"), **on("trn1.32xlarge", 16), "backend": "nxd"},
+        {"layers": 60},
+        "backend=nxd has no layers for attention of minimax-m3 to blocks of keys; plan for GPUs",
+    ),
+    (
         {**V32, **on("h100-80gb", 16)},
         {"tp": 8, "pp": 1, "dp": 8, "cp": 2, "ep": 16, "layers": 61, "context_parallel": "zigzag_ring"},
         (

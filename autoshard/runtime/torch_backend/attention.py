@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812  # the name that torch's own documentation uses
 
-from autoshard.graph.attention_kind import head_dims
+from autoshard.graph.attention_kind import CHOSEN, head_dims
 from autoshard.graph.partition import OperatorStep
 from autoshard.graph.score_tiles import most_of_a_mask
 from autoshard.layout.context_parallel import RINGS
@@ -34,6 +34,10 @@ def attention(context: Context, step: OperatorStep) -> Kernel:
     keys_to_heads = [key_dims.index(dim) for dim in ("batch", key_value, "seq", width)]
     back = [to_heads.index(i) for i in range(len(to_heads))]
     documents, has_sinks, chooses = (bool(op.attributes.get(name)) for name in ("documents", "sinks", "chosen"))
+    mask_to_heads = None
+    if "chosen_block" in op.attributes:
+        mask_dims = context.dims(op.inputs[CHOSEN])
+        mask_to_heads = [mask_dims.index(dim) for dim in ("batch", key_value, "seq", mask_dims[-1])]
     core = without_empty_heads(context, step, _core(context, step))
 
     def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *more: torch.Tensor) -> torch.Tensor:
@@ -42,7 +46,8 @@ def attention(context: Context, step: OperatorStep) -> Kernel:
         inputs = q.permute(to_heads), k.permute(keys_to_heads), v.permute(keys_to_heads)
         if chooses:
             named = {"sinks": more[1]} if has_sinks else {}
-            return core(*inputs, starts=None, chosen=more[0], **named).permute(back)
+            chosen = more[0] if mask_to_heads is None else more[0].permute(mask_to_heads)
+            return core(*inputs, starts=None, chosen=chosen, **named).permute(back)
         more = more[:-1] if documents else more
         if has_sinks:
             return core(*inputs, *more[1:], starts=starts, sinks=more[0]).permute(back)
@@ -90,9 +95,12 @@ def _core(context: Context, step: OperatorStep) -> Kernel:
     over_heads = group is not None and kind == "ulysses"
     if over_heads:
         position, count, mine = 0, 1, torch.arange(seq)
-    tiles = _in_tiles(Ring(None, tuple(range(count)), seq // count, reach, scale, softcap, chunk, position), mine)
-    if not plain and (softcap is not None or op.attributes.get("sinks")):
-        whole = tiles  # torch's fused attention knows neither
+    block: Any = op.attributes.get("chosen_block")
+    tiles = _in_tiles(
+        Ring(None, tuple(range(count)), seq // count, reach, scale, softcap, chunk, position, block), mine
+    )
+    if not plain and (softcap is not None or op.attributes.get("sinks") or block is not None):
+        whole = tiles  # torch's fused attention knows none of these
     else:
         attend: Kernel = partial(_fused_attention, scale=scale)
         if plain:
@@ -100,7 +108,8 @@ def _core(context: Context, step: OperatorStep) -> Kernel:
         inside = _inside_documents(context, mine, window, chunk, not plain)
         place = (seq, position, count, window, chunk)
         shared = _shared_mask(context, place, not plain)
-        whole = _grouped(attend, shared, inside, partial(_of_chosen, added=not plain))
+        of_chosen = partial(_of_chosen, added=not plain) if block is None else partial(_of_blocks, mine, block, seq)
+        whole = _grouped(attend, shared, inside, of_chosen)
         if not plain:
             whole = _unless_too_large(whole, tiles, is_masked=not _is_causal_alone(*place))
     if not plain:
@@ -212,6 +221,13 @@ def _of_chosen(chosen: torch.Tensor, q: torch.Tensor, added: bool) -> torch.Tens
     """The mask [batch, 1, queries, keys] of chosen keys [batch, queries, keys]. added: as numbers to add to scores."""
     seen = chosen.unsqueeze(1)
     return _added(seen, q) if added else seen
+
+
+def _of_blocks(mine: torch.Tensor, block: int, seq: int, chosen: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    """The mask [batch, kvhead, queries, keys] of chosen blocks of keys [batch, kvhead, queries, blocks]. mine: places
+    of the queries in the sequence."""
+    keys = torch.arange(seq, device=q.device)
+    return chosen.index_select(-1, keys // block) & (keys <= mine.to(q.device).unsqueeze(1))
 
 
 def _shared_mask(

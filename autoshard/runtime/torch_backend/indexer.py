@@ -80,6 +80,62 @@ def choose_pools(context: Context, step: OperatorStep) -> Kernel:
     return lambda *inputs: torch.no_grad()(run)(*inputs)
 
 
+def choose_blocks(context: Context, step: OperatorStep) -> Kernel:
+    """The kernel of an indexer of blocks of keys: hidden state and weights -> the mask [batch, queries, key-value
+    heads, blocks]. Products are in the dtype of their inputs."""
+    attributes: Any = step.operator.attributes
+    eps, block, local, top_k = (attributes[name] for name in ("eps", "block", "local", "top_k"))
+    group, positions = context.group(step, "seq"), context.positions(step)
+    turn_queries = rotation(context, step, ("batch", "seq", "kvhead", "index_dim"))
+    turn_keys = rotation(context, step, ("batch", "seq", "index_dim"))
+    blocks = -(-context.graph.sizes["seq"] // block)
+
+    def normed(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        made = at_least_fp32(x)
+        scale = torch.rsqrt(made.square().mean(-1, keepdim=True) + eps)
+        return (made * scale * (1 + weight.to(made))).to(x.dtype)
+
+    def run(
+        h: torch.Tensor, q_proj: torch.Tensor, k_proj: torch.Tensor, q_norm: torch.Tensor, k_norm: torch.Tensor
+    ) -> torch.Tensor:
+        q = F.linear(h, q_proj.flatten(0, 1)).unflatten(-1, q_proj.shape[:2])
+        q, k = turn_queries(normed(q, q_norm)), turn_keys(normed(F.linear(h, k_proj), k_norm))
+        if group is not None:
+            k = all_gather(k, group, 1)
+        keys = F.pad(k, (0, 0, 0, blocks * block - k.shape[1])).transpose(1, 2)
+        return _best_blocks(q, keys, positions, block, local, top_k)
+
+    return lambda *inputs: torch.no_grad()(run)(*inputs)
+
+
+def _best_blocks(
+    q: torch.Tensor, keys: torch.Tensor, positions: torch.Tensor, block: int, local: int, top_k: int
+) -> torch.Tensor:
+    """Bool [batch, queries, heads, blocks], True for the blocks that each query sees. Some heads at a time, for a tile
+    of queries.
+
+    q [batch, queries, heads, width]; keys [batch, width, blocks of `block` keys]; positions [queries]: their places,
+    which grow. local, top_k: as in graph/indexer_kind.py.
+    """
+    length = keys.shape[-1]
+    chosen = torch.zeros(*q.shape[:3], length // block, dtype=torch.bool, device=q.device)
+    rows, at_once = choice_tile(q.shape[2], length, q.shape[1], q.shape[0])
+    for first in range(0, q.shape[1], rows):
+        tile = slice(first, first + rows)
+        stop = int(positions[tile][-1]) // block + 1
+        places = positions[tile].to(q.device).unsqueeze(1)
+        own, place = places // block, torch.arange(stop, device=q.device)
+        behind = (torch.arange(stop * block, device=q.device) > places).unsqueeze(1)
+        seen, near = ((place <= own).unsqueeze(1), ((place <= own) & (place > own - local)).unsqueeze(1))
+        for some in range(0, q.shape[2], at_once):
+            heads = slice(some, some + at_once)
+            queries = q[:, tile, heads]
+            scores = (queries.flatten(1, 2) @ keys[..., : stop * block]).unflatten(1, queries.shape[1:3])
+            scores = scores.masked_fill_(behind, float("-inf")).unflatten(-1, (stop, block)).amax(-1)
+            chosen[:, tile, heads, :stop] = best(scores.masked_fill_(near, float("inf")), top_k) & seen
+    return chosen
+
+
 def best_seen(
     h: torch.Tensor,
     q: torch.Tensor,

@@ -26,7 +26,7 @@ from autoshard.runtime.torch_backend.context import Context, Kernel
 from autoshard.runtime.torch_backend.dropout import dropout
 from autoshard.runtime.torch_backend.experts import combine, dispatch, sum_rest, top_k_gate
 from autoshard.runtime.torch_backend.groups import Group
-from autoshard.runtime.torch_backend.indexer import choose_keys, choose_pools
+from autoshard.runtime.torch_backend.indexer import choose_blocks, choose_keys, choose_pools
 from autoshard.runtime.torch_backend.pointwise import pointwise
 from autoshard.runtime.torch_backend.recomputing_ops import (
     ACTIVATIONS,
@@ -382,6 +382,7 @@ FACTORIES: dict[str, Callable[[Context, OperatorStep], Kernel]] = {
     "attention": attention,
     "choose_keys": choose_keys,
     "choose_pools": choose_pools,
+    "choose_blocks": choose_blocks,
     "compress": compress,
     "compressed_attention": compressed_attention,
     "choose_entries": choose_entries,

@@ -343,21 +343,22 @@ class WholeCrossEntropy(torch.autograd.Function):
 class MaskedSoftmax(torch.autograd.Function):
     """softmax in FP32 over what the mask leaves, in the dtype of the scores; keeps that result and no mask.
 
-    scores: [batch heads queries keys]; mask: [queries keys], or [batch 1 queries keys]. One head at a time: all of them
-    in FP32 would be twice the scores and more. Backward writes the gradients of scores over the result, which nobody
-    reads after it. sinks [kvhead group]: one more score for each row of a head; its weight is left out of the result,
-    and one number a row is kept.
+    scores: [batch heads queries keys]; mask: [queries keys], or [batch, some, queries, keys], of which each is of as
+    many heads that follow one another. One head at a time: all of them in FP32 would be twice the scores and more.
+    Backward writes the gradients of scores over the result, which nobody reads after it. sinks [kvhead group]: one more
+    score for each row of a head; its weight is left out of the result, and one number a row is kept.
     """
 
     @staticmethod
     def forward(ctx: Any, scores: torch.Tensor, mask: torch.Tensor, sinks: torch.Tensor | None = None) -> torch.Tensor:
-        weights, hidden = torch.empty_like(scores), (~mask).expand(scores.shape[0], 1, *scores.shape[2:])
+        masks = mask.shape[1] if mask.dim() > 2 else 1
+        weights, hidden = torch.empty_like(scores), (~mask).expand(scores.shape[0], masks, *scores.shape[2:])
         lost = []
         for position, (score, weight) in enumerate(_heads(scores, weights)):
             batch, head = divmod(position, scores.shape[1])
             seen = at_least_fp32(score)
             hide = seen.masked_fill if seen is score else seen.masked_fill_
-            seen = hide(hidden[batch, 0], float("-inf"))
+            seen = hide(hidden[batch, head * masks // scores.shape[1]], float("-inf"))
             if sinks is not None:
                 more = _as(sinks.flatten()[head], seen.dtype).expand(len(seen), 1)
                 seen = torch.cat((seen, more), -1)

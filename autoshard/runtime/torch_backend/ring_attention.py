@@ -29,6 +29,7 @@ class Ring:
     query sees keys of its own chunk of so many places alone; None: no chunks.
 
     group: the ranks; None where all keys are here, and then `position` is the place of the one piece of queries.
+    chosen_block: keys of a block, where blocks of keys were chosen, not each key by itself.
     """
 
     group: Group | None
@@ -39,6 +40,7 @@ class Ring:
     softcap: float | None = None
     chunk: int | None = None
     position: int = 0
+    chosen_block: int | None = None
 
     @property
     def size(self) -> int:
@@ -69,7 +71,7 @@ class _Tile:
     """A tile of scores: rows of the local queries against columns of the keys at hand.
 
     mask: [rows columns], True where a row sees a column; [batch rows columns] where documents are kept apart, or keys
-    were chosen.
+    were chosen; [batch kvhead rows columns] where blocks of keys were.
     """
 
     rows: slice
@@ -109,9 +111,17 @@ def _tiles(
                     keys = range(key_start + low, key_start + high)
                     mask = _inside(_of_chunks(mask, ring, query_start + first, rows, keys, device), starts, own, keys)
                     if chosen is not None:
-                        seen = chosen[:, own, keys.start : keys.stop]
+                        seen = _of_chosen(chosen, ring, own, keys)
                         mask = seen if mask is None else seen & mask
                     yield _Tile(own, slice(j * length + low, j * length + high), mask)
+
+
+def _of_chosen(chosen: torch.Tensor, ring: Ring, rows: slice, keys: range) -> torch.Tensor:
+    """The part of the mask of chosen keys, or of blocks of these, for some rows and the keys of these places."""
+    if ring.chosen_block is None:
+        return chosen[:, rows, keys.start : keys.stop]
+    blocks = torch.arange(keys.start, keys.stop, device=chosen.device) // ring.chosen_block
+    return chosen[:, :, rows].index_select(-1, blocks)
 
 
 def _of_chunks(
@@ -165,9 +175,10 @@ def ring_attention(
 
     starts [batch rows]: place in the sequence of the first key that a row sees; None: rows see all keys up to
     themselves. sinks [kvhead group]: a score more in each row's softmax, which weighs no value. chosen [batch rows
-    keys], where all keys are here and there are sinks: whether a row sees a key.
+    keys], where all keys are here and there are sinks: whether a row sees a key; or with a chosen_block [batch kvhead
+    rows blocks], of which each row sees that with its own key.
     """
-    assert chosen is None or (sinks is not None and ring.group is None), ring
+    assert chosen is None or (ring.group is None and (sinks is not None or ring.chosen_block is not None)), ring
     out: torch.Tensor = _RingAttention.apply(q, k, v, sinks, ring, starts, chosen)
     return out
 
@@ -241,13 +252,14 @@ class _RingAttention(torch.autograd.Function):
         out = rearrange(by_rows, "batch rows kvhead group headdim -> batch kvhead group rows headdim")
         more = (one for one in (sinks, chosen) if one is not None)
         ctx.save_for_backward(q, k, v, out, top.add_(total.log_()), *more)
-        ctx.ring, ctx.starts = ring, starts
+        ctx.ring, ctx.starts, ctx.num_sinks = ring, starts, 0 if sinks is None else 1
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         q, k, v, out, log_sum_exp, *more = ctx.saved_tensors
-        sinks, chosen = more[:1], more[1] if len(more) > 1 else None
+        sinks, rest = more[: ctx.num_sinks], more[ctx.num_sinks :]
+        chosen = rest[0] if rest else None
         ring: Ring = ctx.ring
         batch, kv_heads, group = q.shape[:3]
         grad = grads[0].to(q.dtype)
