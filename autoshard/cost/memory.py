@@ -314,17 +314,17 @@ def _travelling_bytes(
 
 
 def _ahead(kinds: Sequence[Turns], own: int, in_front: Sequence[tuple[int, Number]]) -> Ahead:
-    """The elements that are gathered for a block in front while one of a kind runs backward.
+    """The elements that are gathered for a block in front while one of a kind runs backward: of its own kind where
+    there is one, as kinds mostly come in runs, else of the largest other one.
 
     kinds: the turns of all kinds. own: place of that kind. in_front: as in LastBlock.
     """
-
-    def largest_of(less: int) -> Number:
-        some = (where(count > less * (kind == own), kinds[kind].asked_first, 0.0) for kind, count in in_front)
-        return reduce(largest, some, 0.0)
-
-    others = sum((count > 0) * 1.0 for kind, count in in_front if kind == own)
-    return Ahead(largest_of(0), largest_of(1), others)
+    of_own = sum(count for kind, count in in_front if kind == own)
+    other = reduce(
+        largest, (where(count > 0, kinds[kind].asked_first, 0.0) for kind, count in in_front if kind != own), 0.0
+    )
+    asked = kinds[own].asked_first
+    return Ahead(where(of_own > 0, asked, other), where(of_own > 1, asked, other), (of_own > 0) * 1.0)
 
 
 def _works(backwards: Sequence[Backward], turns: Turns, hidden_bytes: Number) -> list[Number]:
