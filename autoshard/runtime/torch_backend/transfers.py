@@ -78,8 +78,8 @@ class Transfers:
 
 
 def room_for(program: Program, forward: bool, dtype: torch.dtype, device: torch.device) -> Sent:
-    """Tensors for what leaves a stage with this program on each of its ranks; else for the gradient that comes back.
-    dtype: of hidden activations."""
+    """Empty tensors like what a rank of a stage with this program sends: forward, to the next stage; else like the
+    gradient that comes back from there. dtype: of hidden activations."""
 
     def room(view: str) -> torch.Tensor:
         tensor = program.tensor(view)
