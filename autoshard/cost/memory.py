@@ -115,7 +115,8 @@ def rank_memory(rank: Rank, state: State, precision: Precision, software: Softwa
     are handed over at the end, or those of an end's weights; under ZeRO-2 and -3 what travels
     (cost/travelling_bytes.py).
     pipeline buffers: hidden activations on their way, and the outputs of all microbatches in flight, which both
-    runtimes keep for their backward; a choice of keys that came with each of these, as if all stages kept one.
+    runtimes keep for their backward; a choice of keys that came with each of these, and one on its way, as if all
+    stages kept one.
     Where chunks differ, the rank with the head may need most while it holds nothing of the head.
     """
     memory = _memory_of(rank, rank, state, precision, software)
@@ -158,8 +159,9 @@ def _memory_of(at_work: Rank, rank: Rank, state: State, precision: Precision, so
     leaving = at_work.in_flight - at_work.heads_in_flight
     boundary: Number = 0.0
     if not at_work.only:
-        received = (at_work.in_flight - at_work.embeddings_in_flight) * state.choice
-        boundary = (BOUNDARY_BUFFERS + leaving + received) * at_work.hidden_bytes
+        received = at_work.in_flight - at_work.embeddings_in_flight
+        choices = (received + smallest(1, received)) * state.choice  # and room for the next one, where any come
+        boundary = (BOUNDARY_BUFFERS + leaving + choices) * at_work.hidden_bytes
 
     units = [end.unit for end in rank.ends]
     handed_over = _handed_over(rank, state)

@@ -324,8 +324,9 @@ def test_tensor_parallel_ranks_each_send_the_whole_choice() -> None:
 
 
 def test_what_choices_between_stages_take() -> None:
-    """Each rank behind the first holds one for each microbatch in flight, beside three hidden activations on their way
-    and the outputs of all in flight; and each transfer takes as much longer as it is larger."""
+    """Each rank behind the first holds one for each microbatch in flight and the next one that comes, beside three
+    hidden activations on their way and the outputs of all in flight; and each transfer takes as much longer as it is
+    larger."""
     model = MODELS["glm 5.2"]
     every = replace(model, indexer_types=())
     plans = [plan_of(one, strategy(pp=4), 8) for one in (model, every)]
@@ -334,7 +335,7 @@ def test_what_choices_between_stages_take() -> None:
         found, other = ({term.name: term.value for term in plan.estimate.memory[rank].terms} for plan in plans)
         buffers = (3 + in_flight * (rank < 3)) * hidden
         assert other["pipeline buffers"] == buffers
-        assert found["pipeline buffers"] == buffers + in_flight * choice * (rank > 0)
+        assert found["pipeline buffers"] == buffers + (in_flight + 1) * choice * (rank > 0)
     hops = []
     for one in (model, every):
         problem, draft = one_layout(one, 4, 8, 1, "1f1b", 1)
