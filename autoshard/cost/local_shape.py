@@ -12,6 +12,7 @@ from autoshard.layout.sharding import OperatorChoices
 from autoshard.models.padding import key_value_heads
 from autoshard.spec.cluster import Cluster
 from autoshard.spec.model import ModelSpec
+from autoshard.spec.model_types import OWN_INDEXER
 from autoshard.spec.training import DTYPE_BYTES, TrainingSpec
 
 
@@ -113,7 +114,7 @@ def hidden_bytes(model: ModelSpec, training: TrainingSpec, shape: LocalShape) ->
 def choice_bytes(model: ModelSpec, training: TrainingSpec, shape: LocalShape) -> int:
     """Bytes of an indexer's choice of one microbatch on a rank, a byte for each query and key, where blocks behind the
     one that has the indexer see it; else 0."""
-    if not model.indexer_types:
+    if set(model.indexer_types) <= {OWN_INDEXER}:
         return 0
     return shape.microbatch_size * (training.sequence_length // shape.cp) * training.sequence_length
 

@@ -346,6 +346,16 @@ def test_what_choices_between_stages_take() -> None:
     assert hops[0] == pytest.approx(law.time_s(1024 * 64 * 2 + 1024 * 1024), rel=1e-12)
 
 
+def test_no_choice_goes_where_each_block_has_an_indexer() -> None:
+    """Whether a config says so of each block or of none."""
+    said, unsaid = (
+        plan_of(replace(MODELS["glm 5.2"], indexer_types=types), strategy(pp=4), 8).estimate
+        for types in (("full",) * 4, ())
+    )
+    assert said.step_time_s == pytest.approx(unsaid.step_time_s, rel=1e-12)
+    assert [one.total_bytes for one in said.memory] == [one.total_bytes for one in unsaid.memory]
+
+
 @pytest.mark.parametrize(("schedule", "zero"), [("1f1b", 0), ("1f1b", 3), ("zero_bubble", 1), ("gpipe", 2)])
 def test_layouts_with_choices_between_stages_are_priced_as_estimated(schedule: str, zero: int) -> None:
     problem, draft = one_layout(MODELS["glm 5.2"], 3, 8, zero, schedule, 1)
