@@ -174,15 +174,6 @@ BROKEN: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         "context_parallel=ring: attention of deepseek-v4-flash sees entries of a whole row; use all_gather",
     ),
     (
-        {**V4, "model": load_model("hy4-preview"), **on("h100-80gb", 16)},
-        {"tp": 8, "pp": 2, "dp": 8, "ep": 8, "stage_layers": (40, 38)},
-        (
-            "pp=2 stage_layers=[40, 38]: blocks of hy4-preview see the keys that an indexer before them chose, and no "
-            "stage sends its choice to the next one; use pp=1, or stage_layers by which stages begin with some of the "
-            "blocks 0, 1, 5, 9, 13, 17, 21, 25, ..."
-        ),
-    ),
-    (
         {**V4, **on("trn1.32xlarge", 16), "backend": "nxd"},
         {"layers": 43},
         "backend=nxd has no layers for the compressed attention of deepseek-v4-flash; plan for GPUs",
