@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from autoshard.runtime.launch import RunOutcome
-from tests.multiprocess.plans import BF16, CASES, IN_BF16, OF_STREAMS
+from tests.multiprocess.plans import BF16, CASES, IN_BF16, TOLD_BY_FP64
 from tests.multiprocess.started import first_rank, start
 from tests.neuron.conftest import Installed
 
@@ -27,7 +27,7 @@ def test_a_step_in_fp32_equals_one_process(installed: Installed, world_size: int
     found = _found(installed, world_size)[name]
     assert found["loss"] < 1e-6
     assert found["norm"] < 1e-5
-    assert name in OF_STREAMS or found["gradient"] < 1e-5  # FP64, which no device here has, tells these
+    assert name in TOLD_BY_FP64 or found["gradient"] < 1e-5  # FP64, which no device here has, tells these
     assert found["fallbacks"] == [], "operators that the device leaves to the host"
 
 
