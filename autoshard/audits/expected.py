@@ -189,8 +189,8 @@ def _scores_share(program: Program, step: OperatorStep) -> float:
 
 
 def _transfers(plan: Plan, pipeline_rank: int) -> Counter[Transfer]:
-    """What each virtual stage sends to the next one, and the gradient of the first of it, its hidden activations, that
-    comes back."""
+    """The transfers of a pipeline rank: each of its virtual stages sends its outputs to the next one, and the gradient
+    of the first of these, the hidden activations, comes back."""
     transfers: Counter[Transfer] = Counter()
     if plan.strategy.pp == 1:
         return transfers

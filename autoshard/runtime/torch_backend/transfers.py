@@ -42,27 +42,14 @@ class Transfers:
         """Starts to send; `settle` waits for all that was sent. to: a rank of the whole mesh."""
         while self._sending and self._sending[0].is_completed():
             self._sending.popleft()
+        mine = self.pipeline.ranks[self.pipeline.index]
         for tensor in tensors:
-            x = tensor.detach().contiguous()
-            if self._pairs is None:
-                work = dist.isend(x, dst=to, group=self.pipeline.handle)
-            else:
-                mine = self.pipeline.ranks[self.pipeline.index]
-                work = dist.broadcast(x, src=mine, group=self._pairs[mine, to], async_op=True)
-            assert work is not None
-            self._sending.append(work)  # which holds x as long as it needs it
+            self._sending.append(self._begun(tensor.detach().contiguous(), mine, to))  # holds it as long as it needs it
 
     def receive(self, into: Sent, sender: int) -> Arriving:
         """Starts to receive from a rank of the whole mesh."""
-        works = []
-        for tensor in into:
-            if self._pairs is None:
-                work = dist.irecv(tensor, src=sender, group=self.pipeline.handle)
-            else:
-                mine = self.pipeline.ranks[self.pipeline.index]
-                work = dist.broadcast(tensor, src=sender, group=self._pairs[sender, mine], async_op=True)
-            assert work is not None
-            works.append(work)
+        mine = self.pipeline.ranks[self.pipeline.index]
+        works = [self._begun(tensor, sender, mine) for tensor in into]
 
         def arrived() -> Sent:
             for work in works:
@@ -70,6 +57,18 @@ class Transfers:
             return into
 
         return arrived
+
+    def _begun(self, x: torch.Tensor, sender: int, receiver: int) -> dist.Work:
+        """The transfer of one tensor between two ranks of the whole mesh, of which this one is one."""
+        work: dist.Work | None
+        if self._pairs is not None:
+            work = dist.broadcast(x, src=sender, group=self._pairs[sender, receiver], async_op=True)
+        elif sender == self.pipeline.ranks[self.pipeline.index]:
+            work = dist.isend(x, dst=receiver, group=self.pipeline.handle)
+        else:
+            work = dist.irecv(x, src=sender, group=self.pipeline.handle)
+        assert work is not None
+        return work
 
     def settle(self) -> None:
         """Waits until everything is sent."""
