@@ -254,16 +254,15 @@ FULLEST = 3
 class SetColumns(NamedTuple):
     """Effects of recompute sets on the n programs of one local shape, for one sequence a microbatch.
 
-    in_program: (step, n), 1 where it is one of its steps. in_sums: (step, n + r sets), the same, then for each of the r
-    programs with blocks 1 where it repeats the step under each set. slope_bytes: what one sequence more adds to the
-    bytes that programs keep, that their largest segment saves and that all do, that are there at the fullest step of
-    backward, with a tile of scores and without, and at that of forward that runs again, (n x set,) each, that wait for
-    gradients of weights and that they work with, with a tile and without, (n,) each. fixed_bytes: what is there without
-    any.
+    begins: (n,), the first step of each program among those of all. repeats: of each program with blocks, (step, set),
+    1 where it repeats the step under the set. slope_bytes: what one sequence more adds to the bytes that programs keep,
+    that their largest segment saves and that all do, that are there at the fullest step of backward, with a tile of
+    scores and without, and at that of forward that runs again, (n x set,) each, that wait for gradients of weights and
+    that they work with, with a tile and without, (n,) each. fixed_bytes: what is there without any.
     """
 
-    in_program: Array
-    in_sums: Array
+    begins: Array
+    repeats: tuple[Array, ...]
     slope_bytes: Array
     fixed_bytes: Array
 
@@ -272,7 +271,8 @@ class SetColumns(NamedTuple):
 def _sets_columns(programs: Programs, recompute: tuple[str, ...]) -> SetColumns:
     works, columns, recomputed = programs.works, programs.columns, len(programs.with_blocks)
     known = [recomputing(work.program) for work in works]
-    in_program, in_sums = _places_of_steps(tuple(one.pattern for one in known), recomputed, recompute)
+    begins = np.array([0, *accumulate(len(pattern.steps) for pattern, _ in known[:-1])])
+    repeats = tuple(_set_places(pattern, recompute).in_sums for pattern, _ in known[:recomputed])
     by_set, fixed_by_set = np.zeros((2, BY_SET, len(works), len(recompute)))
     kept_bytes, segment_bytes, again_bytes, fullest_bytes, untiled_bytes, forward_bytes = by_set
     for program, (pattern, buffers) in enumerate(known):
@@ -304,7 +304,7 @@ def _sets_columns(programs: Programs, recompute: tuple[str, ...]) -> SetColumns:
     slope_bytes = np.concatenate([by_set.ravel(), *by_program])
     fixed_bytes = np.concatenate([fixed_by_set.ravel(), np.zeros(4 * len(works))])
     fixed_bytes[-2 * len(works) : -len(works)] = columns.fixed_working_bytes
-    return SetColumns(in_program, in_sums, slope_bytes, fixed_bytes)
+    return SetColumns(begins, repeats, slope_bytes, fixed_bytes)
 
 
 class _SetPlaces(NamedTuple):
@@ -354,40 +354,34 @@ def _set_places(pattern: Pattern, recompute: tuple[str, ...]) -> _SetPlaces:
     return _SetPlaces(kept, of_segments, spans, repeats, in_sums, (step, buffer, sign))
 
 
-@lru_cache(maxsize=1024)
-def _places_of_steps(patterns: tuple[Pattern, ...], recomputed: int, recompute: tuple[str, ...]) -> tuple[Array, Array]:
-    """(in_program, in_sums) of SetColumns for programs of these patterns. recomputed: how many of them have blocks."""
-    starts, programs, sets = (0, *accumulate(len(one.steps) for one in patterns)), len(patterns), len(recompute)
-    in_sums = np.zeros((starts[-1], programs + recomputed * sets))
-    for place, pattern in enumerate(patterns):
-        steps = slice(starts[place], starts[place + 1])
-        in_sums[steps, place] = 1.0
-        if place < recomputed:
-            first = programs + place * sets
-            in_sums[steps, first : first + sets] = _set_places(pattern, recompute).in_sums
-    return in_sums[:, :programs].copy(), in_sums
-
-
 class _Sums(NamedTuple):
     """Numbers of programs: (microbatch, ...), for a local shape or for all of them.
 
-    forward_s: (microbatch, n + r sets, 5), of Seconds.values, as SetColumns.in_sums adds steps up. backward_s:
-    (microbatch, n, 6), the same and what may be put off. bytes: as SetColumns.slope_bytes.
+    forward_s, backward_s: (microbatch, n, 5) of Seconds.values, and (microbatch, n, 6), with what may be put off.
+    again_s: of forward, what each of the r programs with blocks repeats, (microbatch, r, set, 5). bytes: as
+    SetColumns.slope_bytes.
     """
 
     forward_s: Array
     backward_s: Array
+    again_s: Array
     bytes: Array
 
 
 def _sums(sequences: Array, forward_s: Array, backward_s: Array, sets: SetColumns) -> _Sums:
     """Numbers of one local shape. forward_s, backward_s: by step, (5, size x step) and (6, size x step)."""
-    sizes, steps = len(sequences), len(sets.in_sums)
-    of_forward, of_backward = (
-        (seconds.reshape(-1, steps) @ places).reshape(len(seconds), sizes, -1).transpose(1, 2, 0)
-        for seconds, places in ((forward_s, sets.in_sums), (backward_s, sets.in_program))
+    sizes = len(sequences)
+    of_steps, of_steps_back = (seconds.reshape(len(seconds), sizes, -1) for seconds in (forward_s, backward_s))
+    forward_s, backward_s = (
+        np.add.reduceat(seconds, sets.begins, axis=2).transpose(1, 2, 0) for seconds in (of_steps, of_steps_back)
     )
-    return _Sums(of_forward, of_backward, sets.fixed_bytes + sequences[:, None] * sets.slope_bytes)
+    # a product for each program: one of all were mostly zeros, and large enough for threads that wait for each other
+    again_s = [
+        of_steps[:, :, begin : begin + len(repeats)] @ repeats
+        for begin, repeats in zip(sets.begins.tolist(), sets.repeats, strict=False)
+    ]
+    of_sets = np.stack(again_s, 1).transpose(2, 1, 3, 0)
+    return _Sums(forward_s, backward_s, of_sets, sets.fixed_bytes + sequences[:, None] * sets.slope_bytes)
 
 
 def _parts(sums: _Sums, sets: int, kinds: int, opens: Array, has_first: bool) -> list[Part | None]:
@@ -407,10 +401,7 @@ def _parts(sums: _Sums, sets: int, kinds: int, opens: Array, has_first: bool) ->
     forward_s, backward_s = (seconds.transpose(2, 1, 0)[..., None] for seconds in (sums.forward_s, sums.backward_s))
     parts = []
     for program in range(programs):
-        again = Seconds()
-        if program < recomputed:
-            first = programs + program * sets
-            again = Seconds(*(kind[first : first + sets, :, 0].T for kind in forward_s))
+        again = Seconds(*sums.again_s[:, program].transpose(2, 0, 1)) if program < recomputed else Seconds()
         parts.append(
             Part(
                 Seconds(*forward_s[:, program]),
