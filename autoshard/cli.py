@@ -71,8 +71,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code: 0, 1 (a run FAILED), 2 (a mistake of the user's) or 130 (Ctrl-C)."""
     if arguments is None:
         atexit.register(gc.freeze)  # else Python looks at every value once more at its end: a tenth of a plan's time
-        if sys.argv[1:2] == ["plan"]:  # its arrays are small: numpy's threads would spin, for a tenth of its CPU time
-            os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     _stand_in_for_closed_streams()
     if sys.unraisablehook is sys.__unraisablehook__:
         sys.unraisablehook = _unraisable

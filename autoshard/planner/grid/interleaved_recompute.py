@@ -27,7 +27,8 @@ from autoshard.planner.grid.interleaved_bounds import MixedLeast, warm_up_visits
 from autoshard.planner.grid.price import layouts_ends, rank_rows
 from autoshard.planner.grid.unit_costs import PartColumns
 from autoshard.planner.grid.whole import Whole
-from autoshard.schedules import Work, at_least_s, head_apart, held_at_first, held_together, step_time_s
+from autoshard.rows import pieces
+from autoshard.schedules import Moments, Work, at_least_s, head_apart, held_at_first, held_together, step_time_s
 from autoshard.schedules.longest_path import longest_path
 
 MOST_MIXES = 20_000
@@ -40,6 +41,8 @@ MOST_ROUNDS = 5
 """Rounds in which the mix of one rank after the other is chosen anew."""
 MOST_PATHS, MOST_ACTIONS = 16, 100_000
 """Choices of which the longest path is found to bound all, at most, and the actions of them all."""
+AT_ONCE = 1 << 17
+"""Products of two numbers at once: a core's cache holds their sums, and numpy wakes no other thread for them."""
 AGAIN = ("replay_bytes", "segment_bytes", "again_bytes")
 COSTS = ("backward_s", "kept_bytes", *AGAIN, "working_bytes")
 """Columns that a recompute set changes; of these, those of what runs again."""
@@ -133,12 +136,11 @@ class InterleavedSets:
         schedule_sizes = self._whole.family.schedule, self._pp, self._m, self._vpp
         moments = held_together(*schedule_sizes)[rank]
         apart = head_apart(moments) if rank == self._pp - 1 else (moments, ())
-        at_first = (sizes @ np.array(held_at_first(*schedule_sizes)[rank]).T).max(1) - sizes[:, 0]
+        at_first = _most_kept(sizes, held_at_first(*schedule_sizes)[rank]) - sizes[:, 0]
         fits = np.ones(len(sets), dtype=bool)
         for held, headless in zip(apart, (False, True), strict=True):
             if held:
-                kept_bytes = (sizes @ np.array(held).T).max(1, initial=0.0)
-                needed = self._needed_bytes(rank, sets, kept_bytes, at_first, False, headless)
+                needed = self._needed_bytes(rank, sets, _most_kept(sizes, held), at_first, False, headless)
                 fits &= needed <= self._limit_bytes
         return fits
 
@@ -333,6 +335,15 @@ class InterleavedSets:
         backward_s = self._backward_s(choices)
         forward_s = np.repeat(self._forward_s[:, None], len(choices), axis=1)
         return Work(self._pp, np.full(len(choices), self._m), self._vpp, forward_s, backward_s, self._hop_s)
+
+
+def _most_kept(sizes: Array, held: Moments) -> Array:
+    """Bytes of all chunks together at the moment with most, by mix. sizes: of one microbatch, (mix, chunk). held:
+    microbatches of each chunk, by moment."""
+    counts, found = np.array(held, float).T, np.empty(len(sizes))
+    for some in pieces(len(sizes), AT_ONCE // counts.size):
+        found[some] = (sizes[some] @ counts).max(1)
+    return found
 
 
 def _useful(block: PartColumns, first: PartColumns, vpp: int) -> tuple[Array, Array]:
