@@ -380,6 +380,47 @@ def test_backward_holds_what_is_planned(kind: str, sizes: Any, close: float) -> 
     assert held.most - before == pytest.approx(planned, rel=close)
 
 
+def short_convolution(documents: bool) -> tuple[Function, OperatorStep, Program]:
+    """LFM2's convolution of 2,048 tokens by 2,048 channels: (kernel, step, program)."""
+    program, step = program_of(load_model("lfm2-1.2b"), "causal_conv", 2048, batch=1)
+    attributes = {**step.operator.attributes, "documents": documents}
+    step = replace(step, operator=replace(step.operator, attributes=attributes))
+    return kernel(Context(program, None), step), step, program
+
+
+def test_a_convolution_of_documents_holds_no_more_than_one_without() -> None:
+    """Forward, and backward beside what forward kept."""
+    held_bytes = []
+    for documents in (False, True):
+        convolve, step, program = short_convolution(documents)
+        shapes = [[program.graph.sizes[dim] for dim in program.graph.tensors[name].dims] for name in step.inputs]
+        with FakeTensorMode():
+            inputs = [torch.empty(shape, dtype=torch.bfloat16, requires_grad=True) for shape in shapes]
+            starts = [torch.zeros(shapes[0][:2], dtype=torch.long)] * documents
+            with Held([*inputs, *starts]) as held:
+                begin = held.now
+                out = convolve(*inputs, *starts)
+                forward, held.most = held.most - begin, held.now
+                out.backward(torch.ones_like(out))
+            held_bytes.append((forward, held.most - begin))
+    (forward, backward), (of_documents, backward_of_documents) = held_bytes
+    assert of_documents <= 1.01 * forward
+    assert backward_of_documents <= backward
+
+
+def test_a_convolution_works_off_documents_slice_by_slice() -> None:
+    convolve, *_ = short_convolution(documents=True)
+    x = torch.linspace(-2, 3, 2 * 64 * 50, dtype=torch.float64).view(2, 64, 50).sin().requires_grad_()
+    weight = torch.linspace(-1, 1, 50 * 3, dtype=torch.float64).view(50, 3).requires_grad_()
+    starts = torch.tensor([[0] * 7 + [7] * 57, [0] * 62 + [62] * 2])
+    whole = _convolved(x, weight, starts=starts)
+    found = convolve(x, weight, starts)
+    torch.testing.assert_close(found, whole, rtol=1e-14, atol=1e-14)
+    expected = torch.autograd.grad((whole * whole.detach().cos()).sum(), (x, weight))
+    gradients = torch.autograd.grad((found * found.detach().cos()).sum(), (x, weight))
+    torch.testing.assert_close(gradients, expected, rtol=1e-12, atol=1e-12)
+
+
 def test_a_layer_norm_of_weight_one_plus_w_loses_nothing_in_bf16() -> None:
     """A weight of 2^-10 changes an output of its own rounding, though 1 + 2^-10 is 1 in BF16; as in FP64."""
     x = torch.linspace(-2, 3, 3 * 64, dtype=torch.float64).view(3, 64).bfloat16().requires_grad_()
