@@ -26,7 +26,14 @@ from autoshard.graph.count import (
 from autoshard.graph.ir import Operator
 from autoshard.graph.loss_kinds import num_chunks
 from autoshard.graph.partition import GatherEinsumStep, OperatorStep, Program, RedistributeStep, Step, is_projection
-from autoshard.graph.recompute import NO_RECOMPUTE, held_bytes, kept_activations, replayed_activations, segments
+from autoshard.graph.recompute import (
+    NO_RECOMPUTE,
+    held_bytes,
+    kept_activations,
+    replay_held_bytes,
+    replayed_activations,
+    segments,
+)
 from autoshard.graph.routing_kinds import AROUND_EXPERTS
 from autoshard.graph.states import REPLICATED
 from autoshard.graph.weight_gradients import waiting_bytes
@@ -141,10 +148,11 @@ class ProgramWork:
             repeated = [segment for segment in segments(self.program, name) if segment.recomputed]
             kept = sum(kept_activations(self.program, name).values())
             saved = [sum(replayed_activations(self.program, one).values()) for one in repeated]
-            held, (working, tiles, forward, gradients) = held_bytes(self.program, name), self.at_steps
+            held, again = held_bytes(self.program, name), replay_held_bytes(self.program, name)
+            working, tiles, forward, gradients = self.at_steps
             backward_bytes = max(map(sum, zip(held, working, tiles, strict=True)), default=0.0)
             forward_bytes = (
-                max(map(add, held[one.start : one.replay_stop], forward[one.start : one.replay_stop]), default=0.0)
+                max(map(add, again[one.start : one.replay_stop], forward[one.start : one.replay_stop]), default=0.0)
                 + gradients[one.last]
                 for one in repeated
             )

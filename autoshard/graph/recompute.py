@@ -174,16 +174,12 @@ class Pattern:
     def changes(self, recompute: str) -> tuple[Change, ...]:
         """Which buffers of a microbatch are there while the backward of each step runs: the changes, as steps rise.
 
-        What is kept is there until the first step that saved it, or the whole segment that runs again from it, has run
-        backward; what that segment saves when it runs again, while it runs backward.
+        What is kept is there until the first step that saved it has run backward, or, of what a segment that runs again
+        reads, that segment has run again, unless it saves this itself; what that segment saves when it runs again,
+        while it runs backward.
         """
         if recompute not in self._changes:
-            every = self.segments(recompute)
-            since: dict[int, int] = {}
-            for one in every:
-                first = self.first_saved(one.start, one.stop)
-                for place in self.kept_of(one.start, one.stop, one.recomputed):
-                    since[place] = min(since.get(place, one.stop), one.start if one.recomputed else first[place])
+            every, since = self.segments(recompute), self._since(recompute)
             changes = [Change(step, place, 1) for place, step in since.items()]
             for one in every:
                 for place, step in self.first_saved(one.start, one.stop).items() if one.recomputed else ():
@@ -191,6 +187,26 @@ class Pattern:
                         changes += Change(step, place, 1), Change(min(one.stop, since.get(place, one.stop)), place, -1)
             self._changes[recompute] = tuple(changes)
         return self._changes[recompute]
+
+    def replay_changes(self, recompute: str) -> tuple[Change, ...]:
+        """Which further buffers are there while each step runs again: what its segment reads, all of it."""
+        since = self._since(recompute)
+        return tuple(
+            change
+            for one in self.segments(recompute)
+            for place in (self.kept_of(one.start, one.stop, True) if one.recomputed else ())
+            if (until := min(since[place], one.stop)) > one.start
+            for change in (Change(one.start, place, 1), Change(until, place, -1))
+        )
+
+    def _since(self, recompute: str) -> dict[int, int]:
+        """Place of what is kept -> the first step during whose backward it is there."""
+        since: dict[int, int] = {}
+        for one in self.segments(recompute):
+            first = self.first_saved(one.start, one.stop)
+            for place in self.kept_of(one.start, one.stop, one.recomputed):
+                since[place] = min(since.get(place, one.stop), first.get(place, one.stop))
+        return since
 
     def first_saved(self, start: int, stop: int) -> dict[int, int]:
         """Place -> the first step of [start, stop) that saves it."""
@@ -315,9 +331,19 @@ def kept_activations(program: Program, recompute: str) -> dict[str, float]:
 
 def held_bytes(program: Program, recompute: str) -> list[float]:
     """Bytes of a microbatch on one rank, kept or run again, that are there while the backward of each step runs."""
-    known, added = recomputing(program), [0.0] * (len(program.steps) + 1)
-    sizes = [*known.buffers.values()]
-    for step, place, sign in known.pattern.changes(recompute):
+    known = recomputing(program)
+    return _held_bytes(known, known.pattern.changes(recompute))
+
+
+def replay_held_bytes(program: Program, recompute: str) -> list[float]:
+    """The same while each step runs again."""
+    known = recomputing(program)
+    return _held_bytes(known, (*known.pattern.changes(recompute), *known.pattern.replay_changes(recompute)))
+
+
+def _held_bytes(known: Recomputing, changes: Iterable[Change]) -> list[float]:
+    sizes, added = [*known.buffers.values()], [0.0] * (len(known.pattern.steps) + 1)
+    for step, place, sign in changes:
         added[step] += sign * sizes[place]
     return [*accumulate(added[:-1])]
 

@@ -19,7 +19,7 @@ from autoshard.cost.rank import End
 from autoshard.cost.stage import collective_laws
 from autoshard.cost.stage_program import AS_WRITTEN, UNITS, Rewrites, stage_work
 from autoshard.cost.zero_sharding import Unit
-from autoshard.graph.recompute import COMMON_SETS, held_bytes, segments
+from autoshard.graph.recompute import COMMON_SETS, held_bytes, replay_held_bytes, segments
 from autoshard.layout.strategy import even_stage_layers
 from autoshard.models.registry import load_model
 from autoshard.planner.grid.cuts import balanced_cuts, even_cuts
@@ -169,11 +169,12 @@ def test_larger_microbatches_are_the_smallest_scaled(name: str, shape: LocalShap
             assert 6 * of_one.again_bytes == of_six.again_bytes
             held, fixed = held_bytes(one.program, recompute), fixed_of_steps
             working, tiles, forward, gradients = one.at_steps
+            held_again = replay_held_bytes(one.program, recompute)
             steps = zip(held, working, tiles, fixed, strict=True)
             most = max((6 * (kept + work - same) + same + tile for kept, work, tile, same in steps), default=0.0)
             for again in segments(one.program, recompute):
                 for step in range(again.start, again.replay_stop) if again.recomputed else ():
-                    most = max(most, 6 * (held[step] + forward[step] + gradients[again.last]))
+                    most = max(most, 6 * (held_again[step] + forward[step] + gradients[again.last]))
             assert of_six.replay_bytes == max(0.0, most - of_six.kept_bytes - six.working_bytes)
 
 

@@ -51,7 +51,7 @@ def simulated(program: Program, recompute: str) -> list[float]:
         for one in segments(program, recompute):
             if one.start > index:
                 continue
-            if one.recomputed:
+            if one.recomputed and index >= one.stop:  # it has not run again
                 there |= known.named(known.pattern.kept_of(one.start, one.stop, True)).keys()
             if index < one.stop or not one.recomputed:
                 there |= {name for of_step in saved[one.start : min(one.stop, index + 1)] for name in of_step}

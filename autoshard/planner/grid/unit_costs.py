@@ -22,7 +22,7 @@ from autoshard.cost.part import Part, Seconds
 from autoshard.cost.program import LawOf, ProgramWork
 from autoshard.cost.stage import assembled, collective_laws
 from autoshard.cost.stage_program import UNITS, Unit, begins_as_others, block_unit, rewrites, stage_work
-from autoshard.graph.recompute import NO_RECOMPUTE, Pattern, is_recomputed, recomputing
+from autoshard.graph.recompute import NO_RECOMPUTE, Change, Pattern, is_recomputed, recomputing
 from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.microbatch import UnitColumns, fixed_bytes_of, unit_columns
 from autoshard.planner.grid.steps import Asked, priced_steps
@@ -285,15 +285,16 @@ def _sets_columns(programs: Programs, recompute: tuple[str, ...]) -> SetColumns:
         if program < recomputed:
             work = works[program]
             working, tiles, forward, gradients = map(np.array, work.at_steps)
-            held = places.held_bytes(sizes)
+            held = places.held_bytes(places.changes, sizes)
             untiled = held + working
             heaviest = (untiled + tiles).argmax(1)
             same = {step: tiles[step] + fixed_bytes_of(work.program, step) for step in {*heaviest.tolist()}}
             fixed_by_set[FULLEST, program] = [same[step] for step in heaviest.tolist()]
             fullest_bytes[program] = (untiled + tiles).max(1) - fixed_by_set[FULLEST, program]
             if len(places.spans):
+                again = held + places.held_bytes(places.replay_changes, sizes)
                 of_segments = [
-                    (held[:, start:stop] + forward[start:stop]).max(1, initial=0.0) + gradients[last]
+                    (again[:, start:stop] + forward[start:stop]).max(1, initial=0.0) + gradients[last]
                     for start, stop, last in places.spans
                 ]
                 forward_bytes[program] = (places.repeats * np.stack(of_segments, 1)).max(1)
@@ -312,7 +313,7 @@ class _SetPlaces(NamedTuple):
     it is kept. segments: (segment, buffer), whether the replay of a segment that some set runs again saves it. spans:
     start, replay_stop and last of each. repeats: (set, segment), whether the set does. in_sums: (step, set), whether
     backward repeats the step. changes: the step from which a buffer is there or no longer, counted through the sets,
-    the buffer, and 1 or -1, (change,) each."""
+    the buffer, and 1 or -1, (change,) each. replay_changes: of further ones, while a step runs again."""
 
     kept: Array
     segments: Array
@@ -320,12 +321,13 @@ class _SetPlaces(NamedTuple):
     repeats: Array
     in_sums: Array
     changes: tuple[Array, Array, Array]
+    replay_changes: tuple[Array, Array, Array]
 
-    def held_bytes(self, sizes: Array) -> Array:
-        """Bytes of a microbatch, kept or run again, that are there while the backward of each step runs, (set, step).
-        sizes: of buffers."""
+    def held_bytes(self, changes: tuple[Array, Array, Array], sizes: Array) -> Array:
+        """Bytes of a microbatch, kept or run again, that are there at each step by these changes, (set, step). sizes:
+        of buffers."""
         steps, sets = self.in_sums.shape
-        step, place, sign = self.changes
+        step, place, sign = changes
         added = np.bincount(step, sign * sizes[place], sets * (steps + 1)).reshape(sets, steps + 1)
         held: Array = added.cumsum(1)[:, :-1]
         return held
@@ -346,12 +348,17 @@ def _set_places(pattern: Pattern, recompute: tuple[str, ...]) -> _SetPlaces:
     for segment, place in segments.items():
         of_segments[place, pattern.kept_of(segment.start, segment.stop, False)] = 1.0
     steps = len(pattern.steps) + 1
-    changes = [
-        (place * steps + step, *more) for place, name in enumerate(recompute) for step, *more in pattern.changes(name)
-    ]
-    step, buffer, sign = np.array(changes, dtype=int).reshape(-1, 3).T
+
+    def in_columns(changes_of: Callable[[str], tuple[Change, ...]]) -> tuple[Array, Array, Array]:
+        by_set = [
+            (place * steps + one.step, *one[1:]) for place, name in enumerate(recompute) for one in changes_of(name)
+        ]
+        step, buffer, sign = np.array(by_set, dtype=int).reshape(-1, 3).T
+        return step, buffer, sign
+
     spans = [(one.start, one.replay_stop, one.last) for one in segments]
-    return _SetPlaces(kept, of_segments, spans, repeats, in_sums, (step, buffer, sign))
+    changes, replay_changes = in_columns(pattern.changes), in_columns(pattern.replay_changes)
+    return _SetPlaces(kept, of_segments, spans, repeats, in_sums, changes, replay_changes)
 
 
 class _Sums(NamedTuple):
