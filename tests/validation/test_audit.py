@@ -25,7 +25,7 @@ import torch.distributed as dist
 from autoshard.audits.cache import cache_file, load, save
 from autoshard.audits.compare import Scale
 from autoshard.audits.expected import shortened, telling_microbatches
-from autoshard.audits.measure import group_axes, measure, measure_all
+from autoshard.audits.measure import group_axes, measure, measure_all, recorded
 from autoshard.audits.pool import Pool
 from autoshard.audits.report import render, to_dict
 from autoshard.audits.roles import roles
@@ -264,6 +264,29 @@ def test_a_tensor_kept_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     kept.clear()
     assert "memory grows" in told(found, "steady state")
     assert "at " in told(found, "peak memory")
+
+
+def test_backward_lets_go_of_its_output_and_of_the_gradient_that_came() -> None:
+    """The second of four ranks holds three microbatches. When the attention of its block runs backward there are their
+    inputs, the next one that has come, and the outputs of two."""
+    p = plan("1f1b")
+    role = next(role for role in roles(p) if role.pipeline_rank == 1)
+    with recorded(p, role) as one:
+        log, done = one.recorder.memory, one.recorder.actions
+        [back] = [action for action in done if action.text == "B0.0"]
+        moment = next(
+            made.birth
+            for made in log.allocations
+            if made.birth > back.first_event and made.phase == "backward" and "core_attention" in made.place
+        )
+        program = p.stage_programs[1]
+        hidden_bytes = program.local_bytes[program.outputs[0]]
+        between = [
+            made.received
+            for made in log.allocations
+            if made.lives(moment) and made.size == hidden_bytes and (made.received or "mlp_residual" in made.tensor)
+        ]
+    assert (between.count(True), between.count(False)) == (3 + 1, 2)
 
 
 def test_the_chunks_of_a_rank_share_their_tables() -> None:

@@ -12,7 +12,7 @@ import torch
 
 
 class Given(torch.autograd.Function):
-    """A scalar, apply(output, gradient), whose backward gives the output that gradient."""
+    """A scalar, apply(output, gradient). Its backward gives the output that gradient, once, and lets go of it."""
 
     @staticmethod
     def forward(ctx: Any, output: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
@@ -21,4 +21,5 @@ class Given(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return ctx.gradient, None
+        gradient, ctx.gradient = ctx.gradient, None
+        return gradient, None

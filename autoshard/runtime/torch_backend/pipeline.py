@@ -81,17 +81,18 @@ class Pipeline:
         self._inputs = {}
         return self._losses
 
-    def compute(self, action: Action, arrived: Sent) -> Sent:
+    def compute(self, action: Action, arrived: list[torch.Tensor]) -> Sent:
         """Runs one action of this rank -> what another stage waits for, if any does: outputs or a gradient.
 
-        arrived: outputs of the stage before, or the gradient of its own; none at the ends of the model.
+        arrived: outputs of the stage before, or the gradient of its own; none at the ends of the model. The gradient is
+        taken out of it: nobody but backward then holds it.
         """
         if action.kind == "F":
-            return self._forward(action, arrived)
+            return self._forward(action, tuple(arrived))
         if action.kind == "W":
             self._left.pop((action.microbatch, action.chunk))()
             return ()
-        return self._backward(action, *arrived)
+        return self._backward(action, arrived)
 
     def _receive(self, turn: Receive) -> Arriving:
         forward = turn.action.kind == "F"
@@ -102,7 +103,8 @@ class Pipeline:
 
     def _act(self, action: Action) -> None:
         wait = self._arriving.pop(awaits(action), None)
-        arrived = () if wait is None else wait()
+        arrived = [] if wait is None else [*wait()]
+        del wait  # which holds what arrived
         self._on_action(str(action))
         made = self.compute(action, arrived)
         if not made:
@@ -130,9 +132,10 @@ class Pipeline:
         self._losses.append(outputs[0].detach())
         return ()
 
-    def _backward(self, action: Action, gradient: torch.Tensor | None = None) -> Sent:
+    def _backward(self, action: Action, arrived: list[torch.Tensor]) -> Sent:
         received, output = self._held.pop((action.microbatch, action.chunk))
-        root: torch.Tensor = output * self._loss_weight if gradient is None else Given.apply(output, gradient)
+        root: torch.Tensor = Given.apply(output, arrived.pop()) if arrived else output * self._loss_weight
+        del output
         root.backward()
         later = self._modules[action.chunk].later
         if later is not None:

@@ -82,7 +82,7 @@ class StepProfiler:
         pipeline = session._pipeline
         compute = pipeline.compute
 
-        def watched(action: Action, arrived: Sent) -> Sent:
+        def watched(action: Action, arrived: list[torch.Tensor]) -> Sent:
             with self.span("action", str(action)):
                 return compute(action, arrived)
 
