@@ -35,9 +35,8 @@ BUCKET_BYTES = 1024 * MIB
 """Largest buffer that gradients or parameters are joined in for one collective: bucket_size_collectives of NxD
 Training."""
 
-BOUNDARY_BUFFERS = 3
-"""Hidden activations on their way between stages: the gradient that has come for the microbatch at work, that of the
-one before on its way, and room for what comes next. What is sent forward is kept, too, and counted there."""
+OF_THE_ONE_AT_WORK = 2
+"""Hidden activations of the microbatch at work between stages: the output, and the gradient of it that has come."""
 
 REPLAYED_LOGITS = 0.6
 """Share of the buffers of the loss that a head holds whose forward runs again in backward. Set by hand to which
@@ -114,9 +113,8 @@ def rank_memory(rank: Rank, state: State, precision: Precision, software: Softwa
     and gathered activations at that step, less what was given back before it; gradients of its weights too unless they
     are handed over at the end, or those of an end's weights; under ZeRO-2 and -3 what travels
     (cost/travelling_bytes.py).
-    pipeline buffers: hidden activations on their way, and the outputs of all microbatches in flight, which both
-    runtimes keep for their backward; a choice of keys that came with each of these, and one on its way, as if all
-    stages kept one.
+    pipeline buffers: those of `boundary_buffers`; a choice of keys that came with each microbatch in flight, and one on
+    its way, as if all stages kept one.
     Where chunks differ, the rank with the head may need most while it holds nothing of the head.
     """
     memory = _memory_of(rank, rank, state, precision, software)
@@ -156,12 +154,15 @@ def _memory_of(at_work: Rank, rank: Rank, state: State, precision: Precision, so
         for gradient in _end_gradients_bytes(at_work, activations, gone_bytes, parameter):
             at_end = added(gradient, -replay, over, given_back)
             working = where(state.travels, working, largest(working, at_end))
-    leaving = at_work.in_flight - at_work.heads_in_flight
     boundary: Number = 0.0
     if not at_work.only:
+        flights = at_work.in_flight, at_work.embeddings_in_flight, at_work.heads_in_flight
         received = at_work.in_flight - at_work.embeddings_in_flight
         choices = (received + smallest(1, received)) * state.choice  # and room for the next one, where any come
-        boundary = (BOUNDARY_BUFFERS + leaving + choices) * at_work.hidden_bytes
+        number = boundary_buffers(*flights, at_work.has_loss)
+        if software is not COMPILED:  # it holds its output and the gradient that came until a backward is over
+            number = number + OF_THE_ONE_AT_WORK * smallest(1, at_work.in_flight - at_work.heads_in_flight)
+        boundary = (number + choices) * at_work.hidden_bytes
 
     units = [end.unit for end in rank.ends]
     handed_over = _handed_over(rank, state)
@@ -170,6 +171,19 @@ def _memory_of(at_work: Rank, rank: Rank, state: State, precision: Precision, so
     buckets = smallest(BUCKET_BYTES, staying * reduced) + smallest(BUCKET_BYTES, staying * parameter)
     kept = added(kept, -given_back)
     return Memory(*lives[:3], kept, ends, replay, working, boundary, where(state.shares, buckets, 0.0))
+
+
+def boundary_buffers(in_flight: Number, embeddings: Number, heads: Number, at_loss: bool) -> Number:
+    """Hidden activations that a rank of several holds for other stages while a block runs backward, or at_loss a head:
+    room for what comes next, a gradient on its way to the stage before, if there is one, and the outputs of all that is
+    in flight behind the block, which are kept for their backward.
+
+    Without those of the microbatch whose block is at work: its output is gone, and the gradient of that is what the
+    block works with. in_flight, embeddings, heads: as in Rank.
+    """
+    leaving, received = in_flight - heads, in_flight - embeddings
+    at_work = 0 if at_loss else smallest(1, leaving)
+    return 1 + smallest(1, received) + leaving - at_work
 
 
 class Living(NamedTuple):

@@ -11,6 +11,7 @@ from autoshard.cost.estimate import estimate
 from autoshard.cost.local_shape import local_shape, strategy_mesh
 from autoshard.cost.memory import BUCKET_BYTES, MEMORY_TERMS, memory_values
 from autoshard.cost.rank_load import rank_load, telling_ranks
+from autoshard.cost.stacks import EAGER
 from autoshard.cost.stage import Parts, strategy_parts
 from autoshard.cost.stage_program import stage_work
 from autoshard.cost.zero_sharding import parts_state
@@ -246,8 +247,8 @@ def test_blocks_are_held_at_other_moments_than_the_head(vocab_size: int, at_the_
 )
 def test_the_embedding_runs_backward_beside_what_is_held_then(count: int, sets: tuple[str, ...]) -> None:
     """The first rank of two with two chunks. Of two microbatches all forwards come first, and chunk 1 is through with
-    both when chunk 0 begins. There are the gradients of the table and of its output, two hidden activations more on
-    their way, room for one, and all outputs of what is held; chunk 0 has given back what it kept of this microbatch."""
+    both when chunk 0 begins. There are the gradients of the table and of its output, a hidden activation on its way,
+    room for one, and the outputs of what is held but this microbatch's; chunk 0 has given back what it kept of it."""
     model, training = replace(MODEL, vocab_size=65536), replace(TRAINING, global_batch_size=count)
     s = strategy(pp=2, num_virtual_stages=2, schedule="interleaved", recompute=sets)
     parts = strategy_parts(model, training, cluster_of(s), s)
@@ -260,7 +261,7 @@ def test_the_embedding_runs_backward_beside_what_is_held_then(count: int, sets: 
     found = terms(s, 0, training, model)
     names = ("kept activations", "embedding, logits and loss", "recompute", "working buffers", "pipeline buffers")
     assert not parts[0].embedding.kept_bytes
-    assert sum(found[name] for name in names) == pytest.approx(most + 65536 * 64 * 2 + (1 + 3) * hidden)
+    assert sum(found[name] for name in names) == pytest.approx(most + 65536 * 64 * 2 + (1 + 2 - 1) * hidden)
 
 
 @pytest.mark.parametrize("zero", [1, 3])
@@ -319,9 +320,23 @@ def test_logits_are_kept_in_fp32() -> None:
 def test_one_device_has_neither_pipeline_buffers_nor_buckets() -> None:
     one = terms(strategy())
     assert one["pipeline buffers"] == one["collective buckets"] == 0
-    # a gradient that has come, one that leaves, what is received next, and the outputs of the two microbatches in
-    # flight: 32 x 64 x 2 bytes each
-    assert terms(strategy(pp=2))["pipeline buffers"] == (3 + 2) * 32 * 64 * 2
+    # on the first rank what is received next and the output of one of the two microbatches in flight, whose blocks are
+    # not at work; on the last one, which has no outputs, the gradient that leaves: 32 x 64 x 2 bytes each
+    for rank in (0, 1):
+        assert terms(strategy(pp=2), rank)["pipeline buffers"] == 2 * 32 * 64 * 2
+
+
+def test_the_ranks_between_have_what_comes_what_leaves_and_outputs_but_for_the_one_at_work() -> None:
+    # 4, 3, 2 and 1 microbatches in flight
+    found = [terms(strategy(pp=4), rank)["pipeline buffers"] / (32 * 64 * 2) for rank in range(4)]
+    assert found == [1 + 3, 1 + 1 + 2, 1 + 1 + 1, 1 + 1]
+
+
+def test_other_stacks_hold_an_output_and_the_gradient_of_it_until_a_backward_is_over() -> None:
+    s = strategy(pp=4)
+    memory = estimate(MODEL, TRAINING, cluster_of(s), s, EAGER).memory
+    found = [{term.name: term.value for term in one.terms}["pipeline buffers"] / (32 * 64 * 2) for one in memory]
+    assert found == [1 + 3 + 2, 1 + 1 + 2 + 2, 1 + 1 + 1 + 2, 1 + 1]
 
 
 def test_buckets_count_as_far_as_activations_leave_no_room() -> None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autoshard.cost.memory import BOUNDARY_BUFFERS, BUCKET_BYTES, living_bytes, rank_memory
+from autoshard.cost.memory import BUCKET_BYTES, boundary_buffers, living_bytes, rank_memory
 from autoshard.cost.rank import LastBlock
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.cost.travelling_bytes import FEW_BLOCKS
@@ -173,7 +173,8 @@ class Blocks:
                 held = np.broadcast_to(warm_up_visits(family, rank)[:, None], (self.vpp, drafts))
             else:
                 held = np.broadcast_to(holds.in_flight, (1, drafts))
-            room = free - (BOUNDARY_BUFFERS + holds.in_flight - holds.heads) * hidden_bytes
+            between = boundary_buffers(holds.in_flight, holds.embeddings, holds.heads, at_loss=False)
+            room = free - between * hidden_bytes
             for bytes_of, has in zip(self._ends_bytes, (rank == 0, rank == self.pp - 1), strict=True):
                 room = room - has * bytes_of
             yield RankRoom(rank, held, (holds.together - holds.in_flight) * np.ones(drafts), room)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from autoshard.backends.rules import Problem, chunks_are_alike
-from autoshard.cost.memory import BOUNDARY_BUFFERS
+from autoshard.cost.memory import boundary_buffers
 from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.blocks_bytes import BlocksBytes, held_by_chunk, held_least
 from autoshard.planner.grid.price import Family
@@ -89,8 +89,8 @@ def least_memory(
         for numbers in ([one.in_flight for one in holds], [one.together - one.in_flight for one in holds])
     )
     state = state[:, None] + waiting * parts.waiting[:, None]
-    leaving = np.stack([np.broadcast_to(one.in_flight - one.heads, m.shape) for one in holds])
-    ends = (BOUNDARY_BUFFERS + leaving) * parts.hidden
+    between = (boundary_buffers(one.in_flight, one.embeddings, one.heads, at_loss=False) for one in holds)
+    ends = np.stack([np.broadcast_to(number, m.shape) for number in between]) * parts.hidden
     ends[0] += first
     ends[-1] += last + at_end
     several = holds[0].embeddings, holds[-1].heads - 1  # the loss of one microbatch is in at_end
