@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from autoshard.graph.count import operator_steps, parameter_elements
 from autoshard.graph.partition import Program, is_projection
-from autoshard.graph.recompute import recomputing
+from autoshard.graph.recompute import in_block, recomputing
 from autoshard.graph.weight_gradients import waiting_views
 
 
@@ -29,12 +29,13 @@ NO_MOMENT = Moment(0.0, {})
 class Moments(NamedTuple):
     """The moments of a block's backward at which most may be held.
 
-    early: one step works with most; nothing has been given back. late: the last gradient of experts or of an MLP.
-    after: most activations after that. later: the most when more gradients have come than then, which count as all of
-    them. end: the step of the last gradient of all is over. before: most activations up to the late moment; of this one
-    and `after` one has given nothing back. weights: the operator whose weights have most elements has their gradients,
-    which are all that is made if each operator's are added to their sum at once; those of this one alone. tiled: as
-    `after`, of the steps that have a tile of scores; tile_bytes: of that tile, of a microbatch of any size; 0 without.
+    early: one step works with most; nothing has been given back. late: the last gradient of experts or of an MLP, or
+    of a block that has neither. after: most activations after that. later: the most when more gradients have come than
+    then, which count as all of them. end: the step of the last gradient of all is over. before: most activations up to
+    the late moment; of this one and `after` one has given nothing back. weights: the operator whose weights have most
+    elements has their gradients, which are all that is made if each operator's are added to their sum at once; those of
+    this one alone. tiled: as `after`, of the steps that have a tile of scores; tile_bytes: of that tile, of a
+    microbatch of any size; 0 without.
     most: bytes that the fullest step works with, without tiles. puts_off: whether a schedule may put off the gradients
     of `weights`; those of experts it may not. between: of an end of the model, most activations after the operator of
     `weights`, whose matrices are not in `made`; nothing where that reads all.
@@ -127,13 +128,15 @@ def _matrices(program: Program, index: int) -> tuple[str, ...]:
 
 
 def _first_of_mlp(program: Program, read: Sequence[tuple[str, ...]]) -> int | None:
-    """The first step that reads an expert's weight, but not the router's; without experts, one of the MLP."""
+    """The first step that reads an expert's weight, but not the router's; without experts, one of the MLP; of a block
+    that has neither, any matrix. None of an end of the model."""
     dims = {name: program.tensor(name).dims for names in read for name in names}
     experts = [
         i for i, names in enumerate(read) if any("expert" in dims[name] and len(dims[name]) > 2 for name in names)
     ]
     mlp = [i for i, names in enumerate(read) if names and operator_steps(program.steps[i])[0].operator.module == "mlp"]
-    return next(iter(experts or mlp), None)
+    others = [i for i, names in enumerate(read) if names] if any(map(in_block, program.graph.operators)) else []
+    return next(iter(experts or mlp or others), None)
 
 
 def waiting_at_steps(program: Program) -> list[float]:

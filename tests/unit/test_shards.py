@@ -286,6 +286,18 @@ def test_moments_of_a_block() -> None:
     assert gone == sorted(gone) and 0 == gone[0] < gone[1] < gone[2]
 
 
+def test_moments_of_a_block_without_an_mlp() -> None:
+    """Nemotron-H's first block is a state space alone: its scan works with most, when the projection behind it alone
+    has its gradient."""
+    model = load_model("nemotron-h-8b").some_blocks(range(2))
+    one = replace(strategy(dp=8, zero=2), stage_layers=(2,), recompute=("none",))
+    block = strategy_parts(model, TRAINING, local_cluster(8), one)[0].blocks[0]
+    early, late, after, end, *_ = block.moments
+    assert early.made == {("dp",): 128 * 64 * model.hidden_size}  # 128 heads of 64 numbers
+    assert late.made == end.made == block.matrices
+    assert 0 == early.given_back < late.given_back < after.given_back
+
+
 def test_a_tile_of_scores_beside_the_gradients_of_a_block() -> None:
     """Gemma 2's MLP works with more than its attention does, but for a tile. When that is there, all gradients are."""
     model = replace(load_model("gemma2-9b").some_blocks(range(2)), sliding_window=2048)
