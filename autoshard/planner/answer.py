@@ -19,7 +19,7 @@ from autoshard.planner.choice import passed_over
 from autoshard.planner.compiling import REGIONS_STAY, launches_at_most_s, no_way_pays, whole_stages
 from autoshard.planner.hybrid import beside_fsdp
 from autoshard.planner.inputs import inputs_of, pins_of
-from autoshard.planner.loss_chunks import faster_in_chunks, fitting_in_chunks
+from autoshard.planner.loss_chunks import Found, faster_in_chunks, fitting_in_chunks
 from autoshard.planner.no_answer import NothingFits, NothingLegal
 from autoshard.planner.other_search import check_search, is_other, other_search
 from autoshard.planner.request import PlanRequest
@@ -67,20 +67,16 @@ def _in_chunks_that_pay(
 ) -> tuple[Problem, SearchResult, tuple[str, ...], tuple[str, ...]]:
     """(problem, result, sentences on chunks of the loss, sentences on the backend), with the loss in chunks where the
     request leaves that open and a better layout is then possible."""
-    pins, is_open = pins_of(request), request.loss_chunks is None and not is_other(request)
-
-    def search(problem: Problem) -> SearchResult:
-        return _searched(problem, pins, request)
-
-    try:
-        problem, result, notes = search_backends(model, training, cluster, pins, request)
-    except NothingFits as error:
-        fitting = fitting_in_chunks(error, search) if is_open else None
-        if fitting is None:
-            raise
-        return *fitting, ()
-    faster = faster_in_chunks(problem, result, search) if is_open else None
+    pins = pins_of(request)
+    problem, result, ways, notes = search_backends(model, training, cluster, pins, request)
+    if not _chunks_are_open(request) or ways:
+        return problem, result, ways, notes
+    faster = faster_in_chunks(problem, result, lambda chunked: _searched(chunked, pins, request))
     return *(faster or (problem, result, ())), notes
+
+
+def _chunks_are_open(request: PlanRequest) -> bool:
+    return request.loss_chunks is None and not is_other(request)
 
 
 def _way_of_compiling(
@@ -168,14 +164,14 @@ def _solved_choices(problem: Problem, strategy: Strategy, others: OperatorChoice
 
 def search_backends(
     model: ModelSpec, training: TrainingSpec, cluster: Cluster, pins: Pins, request: PlanRequest
-) -> tuple[Problem, SearchResult, tuple[str, ...]]:
-    """(problem, result, notes). With backend auto, the one that runs anywhere steps in where the rules of the usual one
-    leave nothing; the cluster of the problem then has the stack that it runs on. A searcher that found nothing among
-    what it looked at is no proof of that."""
+) -> tuple[Problem, SearchResult, tuple[str, ...], tuple[str, ...]]:
+    """(problem, result, sentences on chunks of the loss, sentences on the backend). With backend auto, the one that
+    runs anywhere steps in where the rules of the usual one leave nothing; the cluster of the problem then has the stack
+    that it runs on. A searcher that found nothing among what it looked at is no proof of that."""
     backend = request.backend if request.backend != "auto" else usual_backend(cluster).name
     usual = Problem(model, training, cluster, backend)
     try:
-        return usual, _searched(usual, pins, request), ()
+        return *_searched_in_chunks(usual, pins, request), ()
     except AutoshardError as error:
         if request.backend != "auto" or backend == ANYWHERE.name or isinstance(error, NoneFound):
             raise
@@ -183,7 +179,7 @@ def search_backends(
     try:
         other_cluster = inputs_of(replace(request, backend=ANYWHERE.name), model)[2]
         other = usual._replace(cluster=other_cluster, backend=ANYWHERE.name)
-        result = _searched(other, pins, request)
+        other, result, ways = _searched_in_chunks(other, pins, request)
     except AutoshardError as error:
         if isinstance(error, NoneFound) or (isinstance(error, NoLayoutFits) and not isinstance(refused, NoLayoutFits)):
             kind = NoneFound if isinstance(error, NoneFound) else NoLayoutFits
@@ -195,7 +191,20 @@ def search_backends(
         if not (both_by_rules or is_of_searcher or isinstance(refused, NoLayoutFits) or str(refused) == str(error)):
             raise AutoshardError(f"{refused}; with backend {ANYWHERE.name} {error}") from None
         raise refused from None
-    return other, result, (_why_not(backend, refused),)
+    return other, result, ways, (_why_not(backend, refused),)
+
+
+def _searched_in_chunks(problem: Problem, pins: Pins, request: PlanRequest) -> Found:
+    """What `_searched` finds, with the loss in chunks where the request leaves that open and nothing fits without."""
+    try:
+        return problem, _searched(problem, pins, request), ()
+    except NothingFits as error:
+        if not _chunks_are_open(request):
+            raise
+        found = fitting_in_chunks(error, pins, lambda chunked: _searched(chunked, pins, request))
+        if found is None:
+            raise
+        return found
 
 
 def _searched(problem: Problem, pins: Pins, request: PlanRequest) -> SearchResult:

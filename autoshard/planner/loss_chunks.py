@@ -16,7 +16,7 @@ from autoshard.layout.strategy import Strategy
 from autoshard.planner.compiling import Compiling, compiling
 from autoshard.planner.no_answer import NothingFits
 from autoshard.planner.search import Searched
-from autoshard.plans.search_result import SearchResult
+from autoshard.plans.search_result import Pins, SearchResult
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import TrainingSpec
 from autoshard.units import format_seconds
@@ -65,13 +65,17 @@ def chunks_that_compile(problem: Problem, layout: Strategy) -> Problem | None:
     return None
 
 
-def fitting_in_chunks(error: NothingFits, search: Callable[[Problem], SearchResult]) -> Found | None:
-    """The problem with its loss in chunks, and the result, where nothing fits without; None where nothing fits with
-    chunks either. error: of the search without. A chunk's logits are no larger than the hidden activations of all
-    tokens that they come from."""
+def fitting_in_chunks(error: NothingFits, pins: Pins, search: Callable[[Problem], SearchResult]) -> Found | None:
+    """The problem with its loss in chunks, and the result, where nothing fits without; None where chunks cannot help.
+    error: of the search without. A chunk's logits are no larger than the hidden activations of all tokens that they
+    come from. A schedule that is pinned may hold logits of all microbatches at once, as GPipe does.
+
+    Raises NothingFits, with what chunks need and would need, where nothing fits with them either.
+    """
     problem = error.problem
     model, training, cluster, _ = problem
-    saved_bytes = BYTES_OF_LOGIT * training.sequence_length * model.vocab_size
+    sequences = (pins.microbatch_size or 1) if pins.schedule is None else training.global_batch_size
+    saved_bytes = BYTES_OF_LOGIT * sequences * training.sequence_length * model.vocab_size
     chunks = smallest_useful(model, training)
     is_near = error.needed_bytes - saved_bytes <= cluster.device.memory_bytes
     if chunks == 1 or not is_near:
@@ -79,7 +83,9 @@ def fitting_in_chunks(error: NothingFits, search: Callable[[Problem], SearchResu
     chunked = _in_chunks(problem, chunks)
     try:
         found = search(chunked)
-    except AutoshardError:
+    except NothingFits:
+        raise
+    except AutoshardError:  # of a backend or a head that has no chunks
         return None
     return chunked, found, (f"loss in {chunks} chunks: of all logits at once no layout fits, {error.reason}",)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -32,7 +32,7 @@ class NothingLegal(AutoshardError):
     @property
     def what(self) -> str:
         """The text without the reason."""
-        return f"no layout of {_asked(self._problem, self._pins)} is legal"
+        return f"no layout of {_asked(self._problem, self._pins.fixed)} is legal"
 
     @property
     def reason(self) -> str:
@@ -65,7 +65,9 @@ class NothingFits(NoLayoutFits):
         super().__init__(reason, problem, pins, needed_bytes, elsewhere)
         self.reason, self.problem, self._pins, self.needed_bytes = reason, problem, pins, needed_bytes
         self._elsewhere, self._in_time = elsewhere, in_time
-        self._what = f"no layout fits {_asked(problem, pins)}: {reason}"
+        chunks = problem.training.loss_chunks
+        fixed = pins.fixed if chunks == 1 else {**pins.fixed, "loss_chunks": chunks}
+        self._what = f"no layout fits {_asked(problem, fixed)}: {reason}"
 
     def __str__(self) -> str:
         return self._text
@@ -100,9 +102,9 @@ class NothingFits(NoLayoutFits):
         return self._what if larger is None else f"{self._what}; {larger}"
 
 
-def _asked(problem: Problem, pins: Pins) -> str:
-    """'llama3-70b on 16 x trn1.32xlarge with tp=8': the model, the nodes and what is pinned."""
-    cluster, fixed = problem.cluster, pins.fixed
+def _asked(problem: Problem, fixed: Mapping[str, object]) -> str:
+    """'llama3-70b on 16 x trn1.32xlarge with tp=8': the model, the nodes and what is fixed."""
+    cluster = problem.cluster
     given = "".join((" with " if fixed else "", " ".join(f"{field}={value}" for field, value in fixed.items())))
     return f"{problem.model.name} on {cluster.nodes} x {cluster.instance}{given}"
 

@@ -170,6 +170,39 @@ def test_a_model_that_fits_in_chunks_alone_gets_them() -> None:
         answer(replace(request, cluster=small))
 
 
+@pytest.mark.parametrize(
+    "pins", [{"tp": 1, "cp": 1, "microbatch_size": 32}, {"tp": 1, "cp": 1, "pp": 4, "schedule": "gpipe"}]
+)
+def test_logits_of_all_that_a_device_holds_are_chunked(pins: dict[str, int | str]) -> None:
+    """A device that holds the logits of 32 sequences at once, or of all microbatches as GPipe does, has room for none
+    of them whole: 10 bytes x 8,192 tokens x 128,256 columns are 10.5 GB a sequence."""
+    request = PlanRequest("llama3.2-1b", "h100-80gb", global_batch=512, backend="torch", top=0, pins=pins)
+    with pytest.raises(NoLayoutFits):
+        answer(replace(request, loss_chunks=1))
+    assert answer(request).problem.training.loss_chunks == 64
+
+
+def test_what_would_do_where_nothing_fits_in_chunks_is_in_chunks_too() -> None:
+    pins = {"tp": 1, "cp": 1, "microbatch_size": 64}
+    request = PlanRequest("llama3.2-1b", "h100-80gb", backend="torch", top=0, pins=pins)
+    with pytest.raises(NoLayoutFits) as raised:
+        answer(request)
+    assert " with tp=1 cp=1 microbatch_size=64 loss_chunks=64: the smallest looked at needs " in str(raised.value)
+    assert "; 4 nodes would fit (" in str(raised.value)
+    assert answer(replace(request, nodes=4)).problem.training.loss_chunks == 64
+
+
+def test_the_backend_that_steps_in_may_chunk_the_loss() -> None:
+    """NxD has no chunks; where nothing fits with it, torch is tried as if the user had named it."""
+    pins = {"tp": 2, "cp": 1}
+    request = PlanRequest("llama3.2-1b", "trn1.32xlarge", seq_len=32_768, top=0, pins=pins)
+    stepped_in, named = answer(request), answer(replace(request, backend="torch"))
+    assert stepped_in.problem.backend == "torch" and stepped_in.problem.training.loss_chunks == 64
+    assert stepped_in.result.best == named.result.best
+    assert any(one.startswith("backend torch, because nxd has none that fits: ") for one in stepped_in.given)
+    assert any(one.startswith("loss in 64 chunks: ") for one in stepped_in.notes)
+
+
 def test_a_chunk_is_a_graph_of_its_own() -> None:
     model, cluster = load_model("llama3-8b"), replace(load_cluster("trn2.48xlarge", 1), stack="neuron-eager")
     one, four = (
