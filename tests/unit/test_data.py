@@ -444,15 +444,19 @@ def test_a_position_in_other_data_is_refused() -> None:
     stream = TokenStream(np.arange(100, dtype=np.int32), 4, 7, seed=1, digest="a")
     position = stream.position(3)
     assert position == DataPosition(12, 1, "a", 7)
+    anew = "start anew with the checkpoint as weights and another checkpoint_dir"
     for other, message in (
         (
             replace(position, digest="b"),
-            "saved with other data or tokenizer, text_field, packing or document_mask: the order of rows",
+            rf"other data or tokenizer, text_field, packing or document_mask \(give those, or {anew}\): the",
         ),
-        (replace(position, seed=2), "saved with seed=2, not 1: the order of rows would be another"),
+        (
+            replace(position, seed=2),
+            rf"saved with seed=2, not 1 \(give seed=2, or {anew}\): the order of rows would be another",
+        ),
         (
             replace(position, digest="b", sequence_length=15),  # rows of conversations have a digest for each length
-            r"seq_len=15, not 7 \(give a plan with seq_len=15, or start anew with the checkpoint as weights\): the",
+            rf"seq_len=15, not 7 \(give a plan with seq_len=15, or {anew}\): the",
         ),
         (replace(position, sequences=13), "13 sequences, is in the middle of a batch of 4"),
     ):

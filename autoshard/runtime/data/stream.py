@@ -24,6 +24,8 @@ NOT_LEARNED = -100
 Tokens = NDArray[np.int64]
 _WITHOUT = " without the last "
 """Separates, in a digest, the data's own digest from the number of rows held out of them."""
+_ANEW = "start anew with the checkpoint as weights and another checkpoint_dir"
+"""What always works where a checkpoint is of other data: its folder would be resumed again."""
 _LOOK = 1 << 20
 """Tokens that are looked at together for a label; nearly always there is one among the first."""
 
@@ -99,23 +101,23 @@ class TokenStream:
         if rest:
             raise AutoshardError(
                 f"the data position, {position.sequences:,} sequences, is in the middle of a batch of "
-                f"{self.global_batch_size}: give a batch that divides it, or start anew with the checkpoint as weights"
+                f"{self.global_batch_size}: give a batch that divides it, or {_ANEW}"
             )
         return step
 
     def _difference(self, position: DataPosition) -> str:
         """The first difference that puts the rows at `position` in another order, and what would work; '' without."""
         if position.seed != self.seed:
-            return f"seed={position.seed}, not {self.seed}"
+            return f"seed={position.seed}, not {self.seed} (give seed={position.seed}, or {_ANEW})"
         if position.sequence_length not in (None, self.sequence_length):
             before = position.sequence_length
-            cure = f"give a plan with seq_len={before}, or start anew with the checkpoint as weights"
+            cure = f"give a plan with seq_len={before}, or {_ANEW}"
             return f"seq_len={before}, not {self.sequence_length} ({cure})"
         if position.digest == self.digest:
             return ""
         (theirs, before), (ours, now) = _without(position.digest), _without(self.digest)
         if theirs != ours:
-            return "other data or tokenizer, text_field, packing or document_mask"
+            return f"other data or tokenizer, text_field, packing or document_mask (give those, or {_ANEW})"
         rows, size = self.rows_per_epoch + now, self.global_batch_size
         cure = f"give eval_fraction={before / rows}" if before else "leave eval_fraction out"
         if before % size:
