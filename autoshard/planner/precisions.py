@@ -59,7 +59,8 @@ def _fastest(tried: Mapping[str, Answer | AutoshardError]) -> Answer:
     least_s = min(map(_step_s, answers.values()))
     chosen = next(name for name, one in answers.items() if _step_s(one) <= least_s * (1 + GIVEN_AWAY))
     others = ", ".join(f"{name} {_said(one)}" for name, one in tried.items() if name != chosen)
-    note = f"precision {chosen}: {_said(answers[chosen])} a step; {others}"
+    why = "" if _step_s(answers[chosen]) == least_s else f"; within {GIVEN_AWAY:.0%} the one named first is taken"
+    note = f"precision {chosen}: {_said(answers[chosen])} a step; {others}{why}"
     return replace(answers[chosen], notes=(*answers[chosen].notes, note))
 
 

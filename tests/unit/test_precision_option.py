@@ -65,6 +65,18 @@ def test_the_best_of_two_precisions_is_brute_force() -> None:
     assert both.notes[-1] == f"precision fp8: {format_seconds(fp8)} a step; mixed_precision {format_seconds(wide)}"
 
 
+def test_a_note_says_why_a_precision_is_taken_that_is_not_the_fastest() -> None:
+    """Both multiply in bf16; stochastic rounding saves a little of the update alone."""
+    request = PlanRequest("llama3.2-1b", "trn1.32xlarge", nodes=4, seq_len=32_768, top=0, pins={"tp": 2, "cp": 1})
+    found = [best_precision(replace(request, precision=one)) for one in ("mixed_precision,bf16_sr", "bf16_sr")]
+    (chosen, fastest) = (one.result.best.estimate.step_time_s for one in found)
+    assert found[0].problem.training.precision.name == "mixed_precision" and fastest < chosen < 1.01 * fastest
+    assert found[0].notes[-1] == (
+        f"precision mixed_precision: {format_seconds(chosen)} a step; bf16_sr {format_seconds(fastest)}; within 1% the "
+        "one named first is taken"
+    )
+
+
 def test_what_a_searcher_did_not_find_may_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     def narrow_alone(request: PlanRequest) -> Answer:
         if request.precision == "mixed_precision":
