@@ -201,7 +201,7 @@ def _searched_in_chunks(problem: Problem, pins: Pins, request: PlanRequest) -> F
     except NothingFits as error:
         if not _chunks_are_open(request):
             raise
-        found = fitting_in_chunks(error, pins, lambda chunked: _searched(chunked, pins, request))
+        found = fitting_in_chunks(error, lambda chunked: _searched(chunked, pins, request))
         if found is None:
             raise
         return found

@@ -16,7 +16,7 @@ from autoshard.layout.strategy import Strategy
 from autoshard.planner.compiling import Compiling, compiling
 from autoshard.planner.no_answer import NothingFits
 from autoshard.planner.search import Searched
-from autoshard.plans.search_result import Pins, SearchResult
+from autoshard.plans.search_result import SearchResult
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import TrainingSpec
 from autoshard.units import format_seconds
@@ -65,14 +65,14 @@ def chunks_that_compile(problem: Problem, layout: Strategy) -> Problem | None:
     return None
 
 
-def fitting_in_chunks(error: NothingFits, pins: Pins, search: Callable[[Problem], SearchResult]) -> Found | None:
+def fitting_in_chunks(error: NothingFits, search: Callable[[Problem], SearchResult]) -> Found | None:
     """The problem with its loss in chunks, and the result, where nothing fits without; None where chunks cannot help.
     error: of the search without. A chunk's logits are no larger than the hidden activations of all tokens that they
     come from. A schedule that is pinned may hold logits of all microbatches at once, as GPipe does.
 
     Raises NothingFits, with what chunks need and would need, where nothing fits with them either.
     """
-    problem = error.problem
+    problem, pins = error.problem, error.pins
     model, training, cluster, _ = problem
     sequences = (pins.microbatch_size or 1) if pins.schedule is None else training.global_batch_size
     saved_bytes = BYTES_OF_LOGIT * sequences * training.sequence_length * model.vocab_size

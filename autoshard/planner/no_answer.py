@@ -63,7 +63,7 @@ class NothingFits(NoLayoutFits):
         in_time: Callable[[], bool] = goes_on,
     ):
         super().__init__(reason, problem, pins, needed_bytes, elsewhere)
-        self.reason, self.problem, self._pins, self.needed_bytes = reason, problem, pins, needed_bytes
+        self.reason, self.problem, self.pins, self.needed_bytes = reason, problem, pins, needed_bytes
         self._elsewhere, self._in_time = elsewhere, in_time
         chunks = problem.training.loss_chunks
         fixed = pins.fixed if chunks == 1 else {**pins.fixed, "loss_chunks": chunks}
@@ -87,18 +87,18 @@ class NothingFits(NoLayoutFits):
         """The larger cluster that would do, or why none would."""
         from autoshard.planner.smallest_cluster import shortage
 
-        return shortage(self.problem, self._pins, self._in_time)
+        return shortage(self.problem, self.pins, self._in_time)
 
     def beside(self, elsewhere: NothingFits) -> NothingFits:
         """The same error, with what another backend needs."""
-        return NothingFits(self.reason, self.problem, self._pins, self.needed_bytes, elsewhere, self._in_time)
+        return NothingFits(self.reason, self.problem, self.pins, self.needed_bytes, elsewhere, self._in_time)
 
     @property
     def without_reasons(self) -> str:
         """The text, but for why no larger cluster would do."""
         from autoshard.planner.smallest_cluster import larger_one
 
-        larger = larger_one(self.problem, self._pins, self._in_time)
+        larger = larger_one(self.problem, self.pins, self._in_time)
         return self._what if larger is None else f"{self._what}; {larger}"
 
 

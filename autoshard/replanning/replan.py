@@ -12,6 +12,8 @@ from autoshard.layout.sharding import OperatorChoices
 from autoshard.layout.strategy import Strategy
 from autoshard.planner.choice import PassedOver, passed_over
 from autoshard.planner.input_notes import TEXT_ALONE, input_notes
+from autoshard.planner.loss_chunks import fitting_in_chunks
+from autoshard.planner.no_answer import NothingFits
 from autoshard.planner.ranking import describe
 from autoshard.planner.search import search
 from autoshard.planner.search_words import said_of_megatron, taken_instead
@@ -51,21 +53,22 @@ class Replanned:
 
 
 def replan(before: Plan, nodes: int) -> Replanned:
-    """A plan for the same model, training, kind of node and pins on another number of nodes.
+    """A plan for the same model, training, kind of node and pins on another number of nodes. Where nothing fits there
+    but with the loss in chunks, the training gets them, which leaves its mathematics alone.
 
     Raises AutoshardError where pins contradict each other or no layout is legal, NoLayoutFits where none fits.
     """
     cluster = before.cluster.with_nodes(nodes)
-    problem = Problem(before.model, before.training, cluster, before.backend)
-    pins, result, notes = _search(before, cluster)
+    asked, pins, result, notes = _search_in_chunks(before, cluster)
+    problem = Problem(asked.model, asked.training, cluster, asked.backend)
     passed, searched = passed_over(problem, pins), result.best
     sure = min(_fit_probability(before), searched.estimate.fits_probability)
-    near = [one for one in _candidates(before, cluster, pins, result) if _is_as_good(passed, one, searched, sure)]
+    near = [one for one in _candidates(asked, cluster, pins, result) if _is_as_good(passed, one, searched, sure)]
     distances: dict[tuple[object, ...], Moved] = {}
     for one in near:
         key = _placement(one.strategy)
         if key not in distances:
-            distances[key] = moved(before, _plan(before, cluster, one))
+            distances[key] = moved(before, _plan(asked, cluster, one))
     chosen = min(near, key=lambda one: (distances[_placement(one.strategy)].moved_bytes, one.estimate.step_time_s))
     distance, searched_distance = (distances[_placement(one.strategy)] for one in (chosen, searched))
     if distance.kept_share < searched_distance.kept_share + WORTH:
@@ -74,7 +77,7 @@ def replan(before: Plan, nodes: int) -> Replanned:
     if chosen.strategy != searched.strategy:
         result = replace(taken_instead(problem, passed, result, chosen), optimality=NEAR)
     choices = other_operators(before)
-    kept, operator_notes = _with_operators(_plan(before, cluster, chosen), choices, sure)
+    kept, operator_notes = _with_operators(_plan(asked, cluster, chosen), choices, sure)
     if kept is not None:
         distance = moved(before, kept)
         words = f"with Megatron's operators {result.optimality}"
@@ -95,9 +98,9 @@ def replan(before: Plan, nodes: int) -> Replanned:
         (
             *notes,
             *_notes(before, cluster, chosen, distance, searched, searched_distance),
-            *mixture_changes(before, _plan(before, cluster, chosen)),
+            *mixture_changes(before, _plan(asked, cluster, chosen)),
             *(note for note in before.notes if TEXT_ALONE in note),
-            *input_notes(before.model, before.training, before.backend),
+            *input_notes(*problem[:2], problem.backend),
             *result.notes,
             *operator_notes,
             *warnings(problem, chosen.strategy),
@@ -132,6 +135,24 @@ def _with_operators(plan: Plan, others: OperatorChoices, sure: float) -> tuple[P
         step, before = (format_seconds(one.estimate.step_time_s) for one in (kept, plan))
         return kept, (f"operators: those of the plan before stay: {step} a step, {before} with Megatron's",)
     return None, (f"operators by Megatron's rule: those of the plan before {why}; --operators solver solves anew",)
+
+
+def _search_in_chunks(before: Plan, cluster: Cluster) -> tuple[Plan, Pins, SearchResult, tuple[str, ...]]:
+    """(plan, pins, result, notes) of `_search`; where nothing fits but with the loss in chunks, the training of the
+    plan has these."""
+    try:
+        return before, *_search(before, cluster)
+    except NothingFits as error:
+        if before.training.loss_chunks > 1:
+            raise
+        pins = error.pins
+        found = fitting_in_chunks(error, lambda problem: search(*problem[:3], pins, problem.backend, top=0))
+        if found is None:
+            raise
+        problem, _, sentences = found
+    asked = replace(before, training=problem.training)
+    pins, result, notes = _search(asked, cluster)
+    return asked, pins, result, (*notes, *sentences)
 
 
 def _search(before: Plan, cluster: Cluster) -> tuple[Pins, SearchResult, tuple[str, ...]]:

@@ -216,6 +216,18 @@ def test_what_does_not_fit_is_one_error(sixteen: Plan) -> None:
         replan(sixteen, 1)
 
 
+def test_what_fits_with_the_loss_in_chunks_alone_gets_them() -> None:
+    """As `plan` does. GPipe keeps the logits of all microbatches of a rank, and half the nodes have twice as many."""
+    request = PlanRequest("llama3-8b", "h100-80gb", nodes=32, top=0, pins={"pp": 4, "schedule": "gpipe"})
+    before, planned = plan_for(request), plan_for(replace(request, nodes=16))
+    assert before.training.loss_chunks == 1
+    again = replan(before, 16).plan
+    assert again.training == planned.training and again.training.loss_chunks == 32
+    assert again.strategy == planned.strategy and again.estimate == planned.estimate
+    assert again.notes[0].startswith("loss in 32 chunks: of all logits at once no layout fits, ")
+    assert plan_from_dict(json.loads(plan_to_json(again))).training == again.training
+
+
 def test_what_the_plans_pins_forbid_says_how_to_lose_one(small: Plan) -> None:
     pinned = edited(small, ["strategy.pp=4", "strategy.dp=4", "strategy.stage_layers=[8, 8, 8, 8]"]).plan
     pinned = edited(pinned, ["inputs.pins.cp=1", "inputs.pins.ep=1", "inputs.pins.num_virtual_stages=1"]).plan
