@@ -14,6 +14,7 @@ from autoshard.cost.interval import FIT_PROBABILITY
 from autoshard.errors import AutoshardError
 from autoshard.planner.options import OPTIONS, PINS, request_from
 from autoshard.planner.request import PIN_FIELDS, SEARCHED, PlanRequest
+from autoshard.plans.search_result import EXACT, OURS
 from autoshard.spec.dropout import PUBLISHED
 
 if TYPE_CHECKING:
@@ -139,7 +140,9 @@ def read_written(file: str, given: Mapping[str, Any], recipes: bool = True) -> W
     if not written.complete and not fields:
         searched = _completed_by_search(problem, request)
         if searched is not None:
-            return found(problem, searched)
+            problem, strategy, why = searched
+            notes += why
+            return found(problem, strategy)
     pinned = {PIN_FIELDS.get(name, name): value for name, value in request.pins.items()}
     if written.stages is not None and "stage_layers" not in fields:
         pp, vpp = request.pins.get("pp", 1), request.pins.get("vpp")
@@ -280,14 +283,18 @@ def _problem(
     return Problem(model, replace(training, **written.training_fields), cluster, backend), notes
 
 
-def _completed_by_search(problem: Problem, request: PlanRequest) -> Strategy | None:
-    """The fastest layout with the file's pins; None where all are pinned, or no such layout is legal and fits."""
+def _completed_by_search(problem: Problem, request: PlanRequest) -> tuple[Problem, Strategy, tuple[str, ...]] | None:
+    """(problem, layout, notes) of the fastest layout with the file's pins, with the backend and the chunks of the loss
+    that `plan` takes where the file leaves them open; None where all pins are there, or no such layout is legal and
+    fits."""
+    from autoshard.planner.answer import search_backends
     from autoshard.planner.inputs import pins_of
-    from autoshard.planner.search import search
 
     if all(option.name in request.pins for option in PINS if option.name not in UNSAID):
         return None
+    exact = replace(request, top=0, search=EXACT, cost_model=OURS, evaluations=None)
     try:
-        return search(*problem[:3], pins_of(request), problem.backend, top=0).best.strategy
+        problem, result, ways, notes = search_backends(*problem[:3], pins_of(request), exact)
     except AutoshardError:
         return None
+    return problem, result.best.strategy, (*ways, *notes)

@@ -144,6 +144,25 @@ def test_a_recipe_with_open_choices_is_completed_by_the_search(capsys: pytest.Ca
     assert found["strategy"]["tp"] == 32 and found["broken"] == [] and found["fits"] is True
 
 
+@pytest.mark.parametrize(
+    ("recipe", "chunks"),
+    [
+        ("model: falcon-h1-7b\nnodes: 4\ntp: 2\n", 1),  # NxD has no layers for it
+        ("model: llama3.2-1b\nseq_len: 32768\ntp: 2\ncp: 1\n", 64),  # fits by torch alone, with the loss in chunks
+    ],
+)
+def test_a_backend_that_a_recipe_leaves_open_is_the_one_that_plan_takes(
+    recipe: str, chunks: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = scored(capsys, written("r.yaml", recipe))
+    assert found["broken"] == [] and found["fits"] is True
+    assert any(note.startswith("backend torch, because nxd has no") for note in found["notes"])
+    assert any(note.startswith("loss in 64 chunks: ") for note in found["notes"]) is (chunks == 64)
+    planned = autoshard.plan(**yaml.safe_load(recipe), top=0)
+    assert planned.backend == "torch" and planned.training.loss_chunks == chunks
+    assert found["estimate"]["step_time_s"] == pytest.approx(planned.step_time_s, rel=1e-4)
+
+
 def test_what_breaks_rules_and_memory_has_a_price_all_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     text = "model: llama3-70b\nnodes: 16\ntp: 4\npp: 2\ndp: 64\nmicro_batch: 4\nrecompute: none\n"
     found = scored(capsys, written("r.yaml", text))
