@@ -79,7 +79,8 @@ def check_pins(problem: Problem, pins: Pins) -> None:
         raise AutoshardError(f"etp={pins.etp} has no experts to place: {problem.model.name} has none; leave it out")
     if (pins.ep or 1) > 1 and not problem.model.is_moe:
         raise AutoshardError(f"ep={pins.ep} has no experts to split: {problem.model.name} has none; use ep=1")
-    if pins.ep is not None and pins.dp is not None and (pins.etp is None or pins.tp is not None):
+    is_spread_as_told = pins.tp is not None if pins.etp is not None else not pins.searches_etp
+    if pins.ep is not None and pins.dp is not None and is_spread_as_told:
         cp, apart = pins.cp or (None if problem.model.is_moe else 1), tensor_ranks_apart(pins.tp or 1, pins.etp)
         if cp is not None and (objection := experts_objection(pins.ep, pins.dp, cp, apart)) is not None:
             raise AutoshardError(objection)

@@ -289,6 +289,16 @@ def test_a_search_that_is_asked_tries_every_part_of_tp() -> None:
     assert search(*given, Pins(tp=4, pp=1, cp=1), "torch").best == found[4]
 
 
+def test_all_other_degrees_may_be_pinned_where_etp_is_searched() -> None:
+    """Experts over 16 of 4 replicas: these are 16 with the ranks of tp, if each of those has experts of its own."""
+    training = TrainingSpec(4096, 64, load_precision("mixed_precision"))
+    given = (load_model("qwen3-30b-a3b"), training, load_cluster("h100-80gb", 2))
+    pins = Pins(tp=4, pp=1, dp=4, cp=1, ep=16)
+    assert search(*given, replace(pins, searches_etp=True), "torch").best.strategy.etp == 1
+    with pytest.raises(AutoshardError, match="^ep=16 must divide dp=4: "):
+        search(*given, pins, "torch")
+
+
 def test_a_pin_of_etp_is_kept_where_tp_is_no_more(tmp_path: Path) -> None:
     request = PlanRequest("mixtral-8x7b", "h100-80gb", 4, backend="torch", pins={"etp": 1, "tp": 1}, top=0)
     plan = plan_for(request)
