@@ -149,14 +149,16 @@ def launches_at_most_s(problem: Problem, pins: Pins) -> float:
     stages may save over regions.
 
     A rank runs the most blocks and microbatches at the largest degree of tensor parallelism and one sequence in a
-    microbatch. The embedding and the head count as a block each.
+    microbatch. In a pipeline it also waits while one microbatch runs all blocks elsewhere. The embedding and the head
+    count as a block each.
     """
     model, training, cluster, _ = problem
     assert cluster.stack is not None, cluster
     degrees = cluster.tp_degrees or ()
     tp = pins.tp or max((one for one in degrees if one <= cluster.world_size), default=cluster.world_size)
-    sequences = training.global_batch_size * tp / cluster.world_size / (pins.microbatch_size or 1)
-    return (model.num_hidden_layers + 2) * sequences * LAUNCHES * STACKS[cluster.stack].region_launch_s
+    own = training.global_batch_size * tp / cluster.world_size / (pins.microbatch_size or 1)
+    awaited = 0 if pins.pp == 1 else 1
+    return (model.num_hidden_layers + 2) * (own + awaited) * LAUNCHES * STACKS[cluster.stack].region_launch_s
 
 
 def no_way_pays(problem: Problem, share: float) -> str:
