@@ -295,7 +295,7 @@ def test_all_other_degrees_may_be_pinned_where_etp_is_searched() -> None:
     given = (load_model("qwen3-30b-a3b"), training, load_cluster("h100-80gb", 2))
     pins = Pins(tp=4, pp=1, dp=4, cp=1, ep=16)
     assert search(*given, replace(pins, searches_etp=True), "torch").best.strategy.etp == 1
-    with pytest.raises(AutoshardError, match="^ep=16 must divide dp=4: "):
+    with pytest.raises(AutoshardError, match=r"^ep=16 must divide dp=4: "):
         search(*given, pins, "torch")
 
 
