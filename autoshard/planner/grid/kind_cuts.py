@@ -166,12 +166,14 @@ def balanced_cut(blocks: Blocks, pp: int, vpp: int, bare: bool, work: tuple[int,
     largest = max(of_blocks)
     low, high = max(largest, mean) - 1, mean + largest + first + last
     others = first, last, largest
+    found: tuple[int, ...] | None = None
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if _filled(before, pp, vpp, bare, middle, *others) else (middle, high)
-    cut = _filled(before, pp, vpp, bare, high, *others)
-    assert cut is not None, "all blocks fit the last limit"
-    return cut
+        cut = _filled(before, pp, vpp, bare, middle, *others)
+        low, high, found = (middle, high, found) if cut is None else (low, middle, cut)
+    found = found or _filled(before, pp, vpp, bare, high, *others)
+    assert found is not None, "all blocks fit the last limit"
+    return found
 
 
 def _filled(
