@@ -121,6 +121,8 @@ MODELS: dict[str, tuple[str, str, int]] = {
     "hy_v4": ("hy4-preview", "h800-80gb", 128),
     "minimax_m3_vl_text": ("minimax-m3", "h800-80gb", 64),
     "longcat_flash": ("longcat-flash", "trn2.48xlarge", 64),
+    "muse_glimmer_text": ("muse-glimmer-30b", "trn2.48xlarge", 4),
+    "muse_spark_text": ("muse-spark-open", "trn2.48xlarge", 64),
 }
 """model_type -> (model, instance, nodes)."""
 BACKEND = "torch"

@@ -33,7 +33,8 @@ STRUCTURE = frozenset(
         *("hc_mult", "o_groups", "o_lora_rank", "compress_ratios", "compress_rates", "num_hash_layers"),
         *("moe_layers_enum", "mamba_d_ssm", "ssm_multipliers", "key_multiplier", "mlp_multipliers"),
         *("attn_layer_indices", "index_kpool", "linear_num_heads", "zero_expert_num", "sparse_attention_config"),
-        *("index_block_size", "index_topk_blocks"),
+        *("index_block_size", "index_topk_blocks", "qk_scale_factor", "post_norm_eps", "output_multiplier"),
+        *("residual_gate_temperature", "moe_hidden_size"),
     )
 )
 """Keys of blocks that some families have: a family that does not read one of them would be another model without it."""

@@ -15,7 +15,6 @@ from types import ModuleType
 
 from autoshard.graph.ir import GraphBuilder
 from autoshard.models.llama.graph import (
-    FINAL_NORM,
     HIDDEN,
     cross_entropy,
     linear,
@@ -25,6 +24,7 @@ from autoshard.models.llama.graph import (
 )
 from autoshard.models.weight_names import Part
 from autoshard.spec.model import ModelSpec
+from autoshard.spec.model_types import FINAL_NORM
 
 NEXT_IDS, NEXT_LABELS = "next_ids", "next_labels"
 """Inputs [batch, seq]: of each place the token behind it, and the token behind that; negative ones are not learned."""

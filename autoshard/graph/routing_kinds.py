@@ -75,7 +75,8 @@ class Combine(OperatorKind):
     """Weighted sum of the experts' answers per token: linear in them, so it can run on partial sums.
 
     A third input is a bias [expert, embed] of each answer, added once: where the answers are partial sums, by the first
-    of the ranks that hold them. With weighs=False the gates only say whose answers are summed.
+    of the ranks that hold them. With weighs=False the gates only say whose answers are summed. The attribute whole says
+    that something other than a product gave the answers, so that they are no partial sums.
     """
 
     linear_input = 0

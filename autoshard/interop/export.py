@@ -25,7 +25,7 @@ UNWRITTEN = (
         "mlp_layer_types",
         "position_types",
     ),
-    *("linear_attention", "mamba", "conv", "branch_multipliers"),
+    *("linear_attention", "mamba", "conv", "branch_multipliers", "branch_norms"),
     *("attention_scores", "clamped_gate", "chunked_attention", "multipliers", "logit_scale", "normalizes_all_heads"),
     *("averages_shared_expert", "normalizes_turned_heads", "normalizes_values", "learns_activation"),
     "weighs_each_head",

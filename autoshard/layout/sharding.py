@@ -51,7 +51,7 @@ def _along(op: Operator, axis: str, sequence_parallel: bool, experts_apart: bool
     if op.kind == "dispatch":
         return REPLICATED
     if op.kind == "combine":
-        return PARTIAL
+        return INVARIANT if op.attributes.get("whole") else PARTIAL
     for kind, copies in COPY_AXES.items():
         key_value, group = f"{kind}kvhead", f"{kind}group"
         if key_value in op.loop_dims:
@@ -61,6 +61,8 @@ def _along(op: Operator, axis: str, sequence_parallel: bool, experts_apart: bool
     for dim in op.loop_dims:
         if dim in _TENSOR_PARALLEL_DIMS or dim.startswith("ffn"):  # ffn2, ...: a traced model's
             return dim
+    if _is_expert_work(op):  # behind a product that each rank has a part of
+        return INVARIANT
     if "mamba_state" in op.loop_dims or "seq" not in op.loop_dims:  # what all heads share
         return REPLICATED
     return "seq" if sequence_parallel else INVARIANT

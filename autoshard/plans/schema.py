@@ -32,6 +32,7 @@ from autoshard.spec.attention_heads import GlobalAttention
 from autoshard.spec.attention_scores import AttentionScores
 from autoshard.spec.block_indexer import BlockIndexer
 from autoshard.spec.branch_multipliers import BranchMultipliers
+from autoshard.spec.branch_norms import BranchNorms
 from autoshard.spec.chunked_attention import ChunkedAttention
 from autoshard.spec.clamped_gate import ClampedGate
 from autoshard.spec.cluster import Cluster, Device, Domain, Link
@@ -69,6 +70,7 @@ TYPES = {
     "chunked_attention": ChunkedAttention,
     "multipliers": Multipliers,
     "branch_multipliers": BranchMultipliers,
+    "branch_norms": BranchNorms,
     "multi_token_prediction": MultiTokenPrediction,
     "conv": ShortConv,
     "linear_attention": LinearAttention,

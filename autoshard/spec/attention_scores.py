@@ -21,6 +21,7 @@ class AttentionScores:
     llama_4_scaling_beta: The query at place p, from 0, is multiplied by 1 + this * log(1 + floor(p / positions)), where
         positions are rope_scaling's original_max_position_embeddings; absent: by nothing.
     attention_value_scale: Values are multiplied by this; absent: by nothing.
+    qk_scale_factor: Queries are multiplied by this, and so are scores; absent: by nothing.
 
     Raises AutoshardError for a number that is not above 0.
     """
@@ -32,10 +33,11 @@ class AttentionScores:
     llama_4_scaling_beta: Annotated[Positive | None, Absence.WRITTEN] = None
     window_sinks: Annotated[bool, Absence.WRITTEN] = False
     attention_value_scale: Annotated[Positive | None, Absence.WRITTEN] = None
+    qk_scale_factor: Annotated[Positive | None, Absence.WRITTEN] = None
 
     def __post_init__(self) -> None:
         numbers = ("query_pre_attn_scalar", "attn_logit_softcapping", "clip_qkv", "llama_4_scaling_beta")
-        for field in (*numbers, "attention_value_scale"):
+        for field in (*numbers, "attention_value_scale", "qk_scale_factor"):
             if (value := getattr(self, field)) is not None:
                 check_positive("attention_scores", field, value)
         for field in ("sinks", "window_sinks"):

@@ -14,6 +14,7 @@ from autoshard.spec.attention_scores import USUAL_SCORES, AttentionScores
 from autoshard.spec.block_indexer import BlockIndexer
 from autoshard.spec.blocks import Blocks, blocks_of
 from autoshard.spec.branch_multipliers import BranchMultipliers
+from autoshard.spec.branch_norms import BranchNorms
 from autoshard.spec.chunked_attention import ChunkedAttention
 from autoshard.spec.clamped_gate import ClampedGate
 from autoshard.spec.compressed_attention import CompressedAttention
@@ -30,6 +31,7 @@ from autoshard.spec.model_types import (
     CHUNKED_ATTENTION,
     EACH_HEAD,
     FAMILIES,
+    FINAL_NORM,
     FULL_ATTENTION,
     HASHED,
     MOST_REPEATED,
@@ -106,6 +108,7 @@ class ModelSpec:
     conv: Sizes of the blocks that are conv in layer_types; absent without such blocks.
     multipliers: Constants by which embeddings, scores, residuals and logits are scaled; absent where none is.
     branch_multipliers: Constants by which embeddings and the branches of each block are scaled; absent where none is.
+    branch_norms: Norms, and perhaps gates, behind attention and MLP; absent where they are as the others, or none is.
     latent_attention: Widths of multi-head latent attention; absent where a block has none.
     compressed_attention: Sizes of attention to a window and to compressed pieces of the sequence; absent where blocks
         have another one.
@@ -182,6 +185,7 @@ class ModelSpec:
     conv: Annotated[ShortConv | None, Absence.WRITTEN] = None
     multipliers: Annotated[Multipliers | None, Absence.WRITTEN] = None
     branch_multipliers: Annotated[BranchMultipliers | None, Absence.WRITTEN] = None
+    branch_norms: Annotated[BranchNorms | None, Absence.WRITTEN] = None
     latent_attention: Annotated[LatentAttention | None, Absence.WRITTEN] = None
     compressed_attention: Annotated[CompressedAttention | None, Absence.WRITTEN] = None
     hyper_connections: Annotated[HyperConnections | None, Absence.WRITTEN] = None
@@ -382,6 +386,11 @@ class ModelSpec:
         """The norm of its blocks: rmsnorm | layernorm."""
         return RMS_NORM if self.use_rms_norm else self.family.normalization
 
+    def offsets_norm(self, name: str) -> bool:
+        """Whether a norm with a weight, by its name, multiplies by 1 plus the weight."""
+        family = self.family
+        return family.has_unit_offset and (family.offsets_final_norm or name != FINAL_NORM)
+
     @property
     def normalizes_heads(self) -> bool:
         """Whether each head's query and key are normalised by themselves."""
@@ -444,6 +453,7 @@ class ModelSpec:
         scaling = self.rope_scaling
         factor = 1.0 if scaling is None or self.latent_attention is None else scaling.latent_scores_factor
         factor *= 1.0 if self.branch_multipliers is None else self.branch_multipliers.scores
+        factor *= self.attention_scores.qk_scale_factor or 1.0
         return None if factor == 1 else float(factor * self.head_dim**-0.5)
 
     @cached_property

@@ -10,6 +10,7 @@ from autoshard.spec.attention_heads import GlobalAttention
 from autoshard.spec.attention_scores import AttentionScores
 from autoshard.spec.block_indexer import BlockIndexer
 from autoshard.spec.branch_multipliers import BranchMultipliers
+from autoshard.spec.branch_norms import BranchNorms
 from autoshard.spec.chunked_attention import ChunkedAttention
 from autoshard.spec.clamped_gate import ClampedGate
 from autoshard.spec.compressed_attention import CompressedAttention
@@ -71,6 +72,7 @@ def check_model(model: ModelSpec) -> None:
     _check_turned_part(model)
     _check_shared_indexers(model)
     _check_branch_multipliers(model)
+    _check_branch_norms(model)
     _check_gates(model)
     _check_prediction(model)
     _check_graph(model)
@@ -346,11 +348,13 @@ def _check_experts(model: ModelSpec) -> None:
         )
     if model.moe_latent_size is not None:
         check_integer(model.name, "moe_latent_size", model.moe_latent_size)
-        if "moe_latent_size" not in family.may_have or not experts:
+        if "moe_latent_size" not in (*family.may_have, *family.needs) or not experts:
             raise AutoshardError(
                 f"moe_latent_size={model.moe_latent_size} of {model.name} must be absent: its experts, if any, take "
                 f"the hidden state; {with_trait('moe_latent_size')} may have others"
             )
+    elif "moe_latent_size" in family.needs:
+        raise AutoshardError(f"model_type={model.model_type} of {model.name} needs moe_latent_size, which is absent")
     check_integer(model.name, "zero_expert_num", model.zero_expert_num, at_least=0, at_most=MOST_REPEATED)
     if model.zero_expert_num and "zero_expert_num" not in family.may_have:
         raise AutoshardError(
@@ -506,6 +510,20 @@ def _check_branch_multipliers(model: ModelSpec) -> None:
     for field in ("attention_bias", "mlp_bias"):
         if constants is not None and getattr(model, field):
             raise AutoshardError(f"{field}=True of {of} is not supported with branch_multipliers; False is")
+
+
+def _check_branch_norms(model: ModelSpec) -> None:
+    """Norms behind branches exactly where the model_type has them, and gates behind these where it has gates."""
+    norms, of = model.branch_norms, f"model_type={model.model_type} of {model.name}"
+    _check_needed(model, "branch_norms", BranchNorms, "a post_norm_eps")
+    if norms is None or (norms.residual_gate_temperature is not None) == model.family.gates_residual:
+        return
+    if model.family.gates_residual:
+        raise AutoshardError(f"{of} needs a residual_gate_temperature, such as 0.3, which branch_norms has not")
+    raise AutoshardError(
+        f"residual_gate_temperature={norms.residual_gate_temperature} of {model.name} must be absent: "
+        f"model_type={model.model_type} adds what attention and MLP give as it is"
+    )
 
 
 def _check_gates(model: ModelSpec) -> None:

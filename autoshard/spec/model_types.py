@@ -16,10 +16,12 @@ TRACED = "traced"
 ROUTED, SHARED = "routed", "shared"
 RMS_NORM, LAYER_NORM = "rmsnorm", "layernorm"
 SIGMOID, SOFTPLUS = "sigmoid", "softplus"
+FINAL_NORM = "model.norm"
+"""Name of the norm before the head, of most families."""
 EACH_HEAD, ALL_HEADS, EACH_NUMBER = "each_head", "all_heads", "each_number"
 NEEDED_FIELDS = (
     *("latent_attention", "indexer", "chunked_attention", "branch_multipliers"),
-    *("compressed_attention", "hyper_connections"),
+    *("compressed_attention", "hyper_connections", "branch_norms", "moe_latent_size"),
 )
 OPTIONAL_FIELDS = (
     "multi_token_prediction",
@@ -62,12 +64,15 @@ class Family:
     has_norm_bias: whether a LayerNorm adds a bias.
     has_norm_weight: whether norms multiply by a weight, and add a bias if they have one: of no family without a weight.
     has_unit_offset: whether norms multiply by 1 plus their weight.
+    offsets_final_norm: whether with has_unit_offset the norm before the head does, too.
     qk_norm: a norm of queries and of keys: "each_head" by itself | "all_heads" together; None: no such norm, or
         may_have has use_qk_norm, by which a config gives each head one.
+    has_qk_norm_weight: whether that norm has a weight, where others have one.
     weighs_each_head: whether that norm is a LayerNorm without a bias, with a weight of its own for each head, not an
         RMSNorm with one weight for all heads.
     normalizes_turned_heads: whether that norm is behind rotary positions, not before them.
     normalizes_values: whether each head's value has an RMSNorm too, one without a weight.
+    normalizes_outputs: whether each head's output of attention has an RMSNorm, one without a weight, before its gate.
     gates_attention: attention's output is multiplied by a function of a gate: "each_number" of it by one of its own |
         "each_head" by one; None: there is no gate.
     gate_function: of that gate: "sigmoid" | "softplus".
@@ -77,6 +82,7 @@ class Family:
         its second.
     turns_backwards: whether rotary positions turn by the negative of the usual angles.
     scales_embedding: whether embeddings are multiplied by the root of their width.
+    gates_residual: whether branch_norms has a temperature of gates behind attention and MLP.
     needs: those of NEEDED_FIELDS, of ModelSpec, that its models have; others must not have them.
     may_have: those of OPTIONAL_FIELDS, of ModelSpec, that its models may have; others must not have them.
 
@@ -100,10 +106,13 @@ class Family:
     has_norm_bias: bool = True
     has_norm_weight: bool = True
     has_unit_offset: bool = False
+    offsets_final_norm: bool = True
     qk_norm: str | None = None
+    has_qk_norm_weight: bool = True
     weighs_each_head: bool = False
     normalizes_turned_heads: bool = False
     normalizes_values: bool = False
+    normalizes_outputs: bool = False
     gates_attention: str | None = None
     gate_function: str = SIGMOID
     has_output_bias: bool = True
@@ -111,6 +120,7 @@ class Family:
     turns_neighbours: bool = False
     turns_backwards: bool = False
     scales_embedding: bool = False
+    gates_residual: bool = False
     needs: tuple[str, ...] = ()
     may_have: tuple[str, ...] = ()
 
@@ -143,6 +153,11 @@ class Family:
                 raise AutoshardError(f"weighs_each_head=True of {of} has no kernel with {other} has")
         if self.qk_norm == ALL_HEADS and self.has_unit_offset:
             raise AutoshardError(f"has_unit_offset=True of {of} has no kernel with qk_norm={ALL_HEADS}; False has")
+        if not self.has_qk_norm_weight and (self.qk_norm != EACH_HEAD or self.weighs_each_head):
+            other = f"qk_norm={self.qk_norm}; {EACH_HEAD}"
+            if self.qk_norm == EACH_HEAD:
+                other = "weighs_each_head=True; False"
+            raise AutoshardError(f"has_qk_norm_weight=False of {of} has no kernel with {other} has")
         if self.normalizes_turned_heads and self.qk_norm is None:
             raise AutoshardError(f"normalizes_turned_heads=True of {of} needs a qk_norm: {EACH_HEAD} or {ALL_HEADS}")
         for name in self.needs:
@@ -383,6 +398,27 @@ _BUILT_IN = {
         has_unit_offset=True,
         qk_norm=EACH_HEAD,
         may_have=("clamped_gate", "block_indexer"),
+    ),
+    "muse_glimmer_text": Family(
+        "muse",
+        has_unit_offset=True,
+        offsets_final_norm=False,
+        qk_norm=EACH_HEAD,
+        has_qk_norm_weight=False,
+        gates_attention=EACH_NUMBER,
+        needs=("branch_norms",),
+    ),
+    "muse_spark_text": Family(
+        "muse",
+        experts=_MIXTURE,
+        has_unit_offset=True,
+        offsets_final_norm=False,
+        qk_norm=EACH_HEAD,
+        has_qk_norm_weight=False,
+        normalizes_outputs=True,
+        gates_attention=EACH_NUMBER,
+        gates_residual=True,
+        needs=("branch_norms", "moe_latent_size"),
     ),
     TRACED: Family("traced", is_published=False, activations=(TRACED,), experts=_MIXTURE, has_optional_experts=True),
 }

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from autoshard.graph.compressed_kinds import SERIES
 from autoshard.models.deepseek_v4.graph import HEADS, PIECES
 from autoshard.models.hyper_connections import parts as streams
-from autoshard.models.llama.graph import FINAL_NORM, TABLE
+from autoshard.models.llama.graph import TABLE
 from autoshard.models.llama.weights import norms
 from autoshard.models.mixtral.weights import MATRICES, OURS, mixture
 from autoshard.models.weight_names import Part
 from autoshard.spec.model import ModelSpec
-from autoshard.spec.model_types import COMPRESSED_SPARSE
+from autoshard.spec.model_types import COMPRESSED_SPARSE, FINAL_NORM
 
 __all__ = ["LEFT_OUT", "block", "ends"]
 

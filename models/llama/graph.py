@@ -9,10 +9,10 @@ from autoshard.graph.ir import GraphBuilder
 from autoshard.models.dropping import dropped_embedding, residual, sequence_keys
 from autoshard.spec.attention_heads import AttentionHeads
 from autoshard.spec.model import ModelSpec
-from autoshard.spec.model_types import EACH_NUMBER, LAYER_NORM, SOFTPLUS
+from autoshard.spec.model_types import EACH_NUMBER, FINAL_NORM, LAYER_NORM, SOFTPLUS
 
 HIDDEN = "batch seq embed"
-TABLE, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm", "lm_head"
+TABLE, HEAD = "model.embed_tokens.weight", "lm_head"
 HEADS = {"q_proj": "kvhead group headdim", "k_proj": "kvhead headdim", "v_proj": "kvhead headdim"}
 
 
@@ -128,6 +128,8 @@ def self_attention(
     context = core_attention(
         b, model, f"{name}.core_attention", q, k, v, kernel, window, sinks, chosen=chosen, chosen_block=block
     )
+    if model.family.normalizes_outputs:
+        context = rms_norm(b, model, f"{name}.o_norm", context, weighs=False)
     if gates:
         b.module = "attention"
         context = gated_output(b, model, f"{name}.gated", context, *gate)
@@ -151,7 +153,9 @@ def normalized_heads(b: GraphBuilder, model: ModelSpec, name: str, q: str, k: st
     """Append the norms of queries and keys that the family has, if any, and return both. name: of the attention."""
     if model.normalizes_heads:
         normalized = norm_of_weighed_heads if model.weighs_each_head else rms_norm
-        return normalized(b, model, f"{name}.q_norm", q), normalized(b, model, f"{name}.k_norm", k)
+        weighs: dict[str, Any] = {} if model.family.has_qk_norm_weight else {"weighs": False}
+        q, k = (normalized(b, model, f"{name}.{part}_norm", x, **weighs) for part, x in (("q", q), ("k", k)))
+        return q, k
     if model.normalizes_all_heads:
         return (
             norm_over_heads(b, model, f"{name}.q_norm", q, model.num_attention_heads),
@@ -274,16 +278,22 @@ def layer_norm(b: GraphBuilder, model: ModelSpec, name: str, x: str) -> str:
     parts = norm_parts(model)
     inputs = (x, *(b.parameter(f"{name}.{part}", "embed") for part in parts))
     dims = b.dims(x)
-    return b.operator("norm", name, inputs, dims, dims[:-1], function="layer", eps=model.norm_eps, **_offset(model))
+    return b.operator(
+        "norm", name, inputs, dims, dims[:-1], function="layer", eps=model.norm_eps, **_offset(model, name)
+    )
 
 
-def rms_norm(b: GraphBuilder, model: ModelSpec, name: str, x: str, weighs: bool = True) -> str:
+def rms_norm(
+    b: GraphBuilder, model: ModelSpec, name: str, x: str, weighs: bool = True, eps: float | None = None
+) -> str:
     """Append an RMS norm of x over its last dim, with one weight for all else or with none, and return its output.
-    weighs: whether it has a weight in families whose norms have."""
+    weighs: whether it has a weight in families whose norms have. eps: where it is another than norm_eps."""
     dims = b.dims(x)
     weighs = weighs and model.family.has_norm_weight
     inputs = (x, b.parameter(f"{name}.weight", dims[-1])) if weighs else (x,)
-    return b.operator("norm", name, inputs, dims, dims[:-1], function="rms", eps=model.norm_eps, **_offset(model))
+    eps = model.norm_eps if eps is None else eps
+    offset = _offset(model, name) if weighs else {}
+    return b.operator("norm", name, inputs, dims, dims[:-1], function="rms", eps=eps, **offset)
 
 
 def norm_of_weighed_heads(b: GraphBuilder, model: ModelSpec, name: str, x: str) -> str:
@@ -316,9 +326,9 @@ def norm_over_heads(b: GraphBuilder, model: ModelSpec, name: str, x: str, heads:
     )
 
 
-def _offset(model: ModelSpec) -> dict[str, Any]:
-    """The attribute unit_offset of a norm that multiplies by 1 plus its weight."""
-    return {"unit_offset": True} if model.family.has_unit_offset else {}
+def _offset(model: ModelSpec, name: str) -> dict[str, Any]:
+    """The attribute unit_offset of a norm that multiplies by 1 plus its weight. name: of the norm."""
+    return {"unit_offset": True} if model.offsets_norm(name) else {}
 
 
 def core_attention(

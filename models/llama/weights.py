@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from autoshard.models.llama.graph import FINAL_NORM, HEADS, TABLE, norm_parts, projected
+from autoshard.models.llama.graph import HEADS, TABLE, norm_parts, projected
 from autoshard.models.weight_names import Part
 from autoshard.spec.attention_heads import AttentionHeads
 from autoshard.spec.model import ModelSpec
+from autoshard.spec.model_types import FINAL_NORM
 
 PROJECTIONS = {part: f"({dims})" for part, dims in HEADS.items()}
 
@@ -52,7 +53,8 @@ def self_attention(
     name of it and its heads, where blocks have different ones."""
     ours, heads = own or (name, model.heads[0])
     yield from projections(model, name, own, gate_proj)
-    if (model.normalizes_heads or model.normalizes_all_heads) and model.family.has_norm_weight:
+    family = model.family
+    if (model.normalizes_heads or model.normalizes_all_heads) and family.has_norm_weight and family.has_qk_norm_weight:
         for norm, our_norm, projection in ((q_norm, "q_norm", "q_proj"), (k_norm, "k_norm", "k_proj")):
             layout = heads.query_dims[2] if model.normalizes_heads else PROJECTIONS[projection]
             if model.weighs_each_head:

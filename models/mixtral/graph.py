@@ -32,6 +32,9 @@ SLOTS = "expert batch capacity"
 """Experts outermost: their products are one batched product of matrices that lie as it wants them, without copies."""
 ROUTES = ("expert", "batch", "embed")
 """Dims that dispatch and combine can split: not the sequence, in whose order an expert's slots are given."""
+NARROW = "batch seq embed, latent embed -> batch seq latent"
+WIDE = "batch seq latent, embed latent -> batch seq embed"
+"""Products that bring tokens down to what experts of a moe_latent_size see, and their answers up."""
 
 
 def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) -> str:
@@ -186,17 +189,40 @@ def routed(
 ) -> str:
     """Append the way of h [batch, seq, embed] to its experts and through them, and return the sum of their answers.
 
+    The arguments are those of `answered`.
+    """
+    if model.moe_latent_size is None:
+        return answered(b, model, h, gates, weights, name, parts, weighs_tokens, activation)
+    sent = linear(b, f"{name}.fc1_latent_proj", h, NARROW, False)
+    out = answered(b, model, sent, gates, weights, name, parts, weighs_tokens, activation)
+    return linear(b, f"{name}.fc2_latent_proj", out, WIDE, False)
+
+
+def answered(
+    b: GraphBuilder,
+    model: ModelSpec,
+    sent: str,
+    gates: str,
+    weights: str,
+    name: str,
+    parts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+    weighs_tokens: bool = False,
+    activation: str | None = None,
+    behind: Callable[[str], str] | None = None,
+) -> str:
+    """Append the way of tokens [batch, seq, width] to their experts and through them, and return the sum of the
+    answers, as wide.
+
     gates: [batch, seq, expert], not 0 for the experts that a token goes to. weights: the same, by which answers are
     multiplied. name, weighs_tokens, activation: as of `mixture`. parts: the family's names of an expert's gate, up and
-    down.
+    down. behind: appends what becomes of each answer before it is multiplied and summed; it is called with the answers
+    of all slots, and returns theirs.
     """
     bias, (gate, up, down) = model.mlp_bias, parts
     weighs: dict[str, Any] = {"weighs": True} if weighs_tokens else {}
     sums: dict[str, Any] = {"weighs": False} if weighs_tokens else {}
-    sent, embed, routes = h, "embed", ROUTES
-    if model.moe_latent_size is not None:
-        sent = linear(b, f"{name}.fc1_latent_proj", h, "batch seq embed, latent embed -> batch seq latent", False)
-        embed, routes = "latent", ("expert", "batch", "latent")
+    embed = b.dims(sent)[-1]
+    routes = (*ROUTES[:2], embed)
     slots = b.operator("dispatch", f"{name}.dispatch", (sent, gates), (*SLOTS.split(), embed), routes, None, **weighs)
     experts = f"{name}.experts"
     products = {
@@ -211,10 +237,9 @@ def routed(
     else:
         act = gated(b, model, experts, raised[gate], raised[up], activation)
     answers = linear(b, f"{experts}.{down}", act, f"{SLOTS} ffn, expert {embed} ffn -> {SLOTS} {embed}", False)
+    if behind is not None:
+        answers, sums = behind(answers), {**sums, "whole": True}
     added = (b.parameter(f"{experts}.{down}.bias", "expert embed"),) if bias else ()
-    out = b.operator(
+    return b.operator(
         "combine", f"{name}.combine", (answers, weights, *added), ("batch", "seq", embed), routes, None, **sums
     )
-    if model.moe_latent_size is not None:
-        out = linear(b, f"{name}.fc2_latent_proj", out, "batch seq latent, embed latent -> batch seq embed", False)
-    return out

@@ -47,7 +47,7 @@ def mixture(
     if model.router is not None and model.router.has_correction_bias:
         yield Part(f"{hub}.{correction}", correction_layout or dim, f"{name}.gate.e_score_correction_bias")
     if fused:
-        yield from fused_experts(f"{name}.experts")
+        yield from fused_experts(f"{name}.experts", "embed" if model.moe_latent_size is None else "latent")
         return
     for matrix, layout in matrices.items():
         for expert in range(model.num_local_experts):
@@ -55,8 +55,9 @@ def mixture(
             yield Part(f"{hub}.experts.{expert}.{matrix}.weight", layout, own, at=(("expert", expert),))
 
 
-def fused_experts(name: str) -> Iterator[Part]:
-    """The parts of a checkpoint that has all experts of a block in one tensor. name: of the experts."""
+def fused_experts(name: str, seen: str = "embed") -> Iterator[Part]:
+    """The parts of a checkpoint that has all experts of a block in one tensor. name: of the experts. seen: the dim of
+    the tokens that they see."""
     for index, part in enumerate(("gate_proj", "up_proj")):
-        yield Part(f"{name}.gate_up_proj", "expert (part ffn) embed", f"{name}.{part}.weight", index, 2)
-    yield Part(f"{name}.down_proj", "expert embed ffn", f"{name}.down_proj.weight")
+        yield Part(f"{name}.gate_up_proj", f"expert (part ffn) {seen}", f"{name}.{part}.weight", index, 2)
+    yield Part(f"{name}.down_proj", f"expert {seen} ffn", f"{name}.down_proj.weight")

@@ -7,8 +7,9 @@ from functools import partial
 from autoshard.graph.ir import GraphBuilder
 from autoshard.models.cohere2.graph import side_by_side
 from autoshard.models.gpt2.graph import plain_mlp
-from autoshard.models.llama.graph import FINAL_NORM, HEAD, cross_entropy, embedding, norm, vocabulary, with_bias
+from autoshard.models.llama.graph import HEAD, cross_entropy, embedding, norm, vocabulary, with_bias
 from autoshard.spec.model import ModelSpec
+from autoshard.spec.model_types import FINAL_NORM
 
 __all__ = ["block", "embedding", "head"]
 

@@ -6,6 +6,7 @@ from autoshard.spec.attention_heads import GlobalAttention
 from autoshard.spec.attention_scores import AttentionScores
 from autoshard.spec.block_indexer import BlockIndexer
 from autoshard.spec.branch_multipliers import BranchMultipliers
+from autoshard.spec.branch_norms import BranchNorms
 from autoshard.spec.chunked_attention import ChunkedAttention
 from autoshard.spec.clamped_gate import ClampedGate
 from autoshard.spec.compressed_attention import CompressedAttention
@@ -753,6 +754,36 @@ MODELS["minimax m3 of 6 heads"] = replace(
     mlp_layer_types=(),
     dense_intermediate_size=0,
     block_indexer=BlockIndexer(8, 3, 3, index_local_blocks=2),
+)
+MODELS["muse glimmer"] = replace(
+    LLAMA,
+    model_type="muse_glimmer_text",
+    sliding_window=5,
+    layer_types=("sliding_attention", "full_attention") * 2,
+    position_types=("rope", "nope") * 2,
+    attention_scores=AttentionScores(qk_scale_factor=1.5),
+    branch_norms=BranchNorms(1e-3),
+    logit_scale=0.5,
+    final_logit_softcapping=2.0,
+)
+MODELS["muse spark"] = replace(
+    MODELS["muse glimmer"],
+    model_type="muse_spark_text",
+    num_local_experts=8,
+    num_experts_per_tok=3,
+    mlp_layer_types=("dense", "sparse", "sparse", "sparse"),
+    dense_intermediate_size=80,
+    moe_latent_size=24,
+    branch_norms=BranchNorms(1e-3, 0.3),
+    router=Router("sigmoid", "noaux_tc", routed_scaling_factor=2.0),
+)
+# 6 heads, 2 of keys: tp=4 copies these
+MODELS["muse spark of 6 heads"] = replace(
+    MODELS["muse spark"],
+    num_attention_heads=6,
+    num_key_value_heads=2,
+    mlp_layer_types=(),
+    dense_intermediate_size=0,
 )
 MODELS["youtu"] = replace(
     LLAMA,

@@ -1140,6 +1140,34 @@ CASES[4] |= {
     "longcat, padded heads": ("longcat of 6 heads", strategy(tp=4, sp=False), 2),
 }
 
+CASES[2] |= {
+    "muse glimmer, tp": ("muse glimmer", strategy(tp=2, recompute="attention_norm+mlp_norm"), 2),
+    "muse glimmer, tp, no sequence parallel, plain": ("muse glimmer", strategy(tp=2, sp=False, kernel="plain"), 2),
+    "muse glimmer, pp, interleaved": ("muse glimmer", strategy(pp=2, vpp=2), 2),
+    "muse glimmer, dp, ZeRO-3": ("muse glimmer", strategy(dp=2, zero=3, mbs=2), 2),
+    "muse glimmer, zigzag ring": ("muse glimmer", strategy(cp=2, attention="zigzag_ring"), 2),
+    "muse spark, tp": ("muse spark", strategy(tp=2, recompute="attention_norm+residual+mlp_norm"), 2),
+    "muse spark, tp, no sequence parallel, plain": ("muse spark", strategy(tp=2, sp=False, kernel="plain"), 2),
+    "muse spark, pp, uneven, zero bubble": (
+        "muse spark",
+        strategy(pp=2, layers=(3, 1), schedule="zero_bubble", recompute=("attention", "mlp")),
+        3,
+    ),
+    "muse spark, pp, interleaved": ("muse spark of 6 heads", strategy(pp=2, vpp=2), 2),
+    "muse spark, dp, ep, ZeRO-2": ("muse spark", strategy(dp=2, ep=2, zero=2, mbs=2), 2),
+    "muse spark, dp, ZeRO-3": ("muse spark of 6 heads", strategy(dp=2, zero=3, mbs=2), 2),
+    "muse spark, cp, ep over cp": ("muse spark", strategy(cp=2, ep=2, recompute="full"), 2),
+    "muse spark, ulysses": ("muse spark of 6 heads", strategy(cp=2, ep=2, attention="ulysses"), 2),
+}
+CASES[4] |= {
+    "muse spark, ep x tp": ("muse spark", strategy(tp=2, dp=2, ep=2), 2),
+    "muse spark, tp x cp": ("muse spark", strategy(tp=2, cp=2, ep=2, recompute="mlp"), 2),
+    "muse spark, tp x pp": ("muse spark", strategy(tp=2, pp=2, layers=(3, 1), recompute="full"), 3),
+    "muse spark, whole experts over tp and dp": ("muse spark", strategy(tp=2, dp=2, ep=4, etp=1), 2),
+    "muse spark, copied key-value heads": ("muse spark of 6 heads", strategy(tp=4, sp=False), 2),
+    "muse glimmer, tp x pp": ("muse glimmer", strategy(tp=2, pp=2, layers=(3, 1), recompute="full"), 3),
+}
+
 MOST_OF_A_FAMILY, MOST_OF_A_LAYOUT = 1, 1
 """How many layouts of each of LATER_FAMILIES are tried, and how many families with the same layout where there are more
 than two ranks: the first ones. With two ranks a family is tried that no more ranks try and that has an operator of a
@@ -1172,6 +1200,8 @@ LATER_FAMILIES = (
         "hy_v4",
         "longcat_flash",
         "minimax_m3_vl_text",
+        "muse_glimmer_text",
+        "muse_spark_text",
     ),
 )
 FURTHER = {

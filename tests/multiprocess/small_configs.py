@@ -1533,3 +1533,43 @@ CONFIGS["minimax m3, whole heads turned, a shorter last block"] = {
     "routed_scaling_factor": 1.0,
     "tie_word_embeddings": True,
 }
+GLIMMER = {
+    **SMALL,
+    "model_type": "muse_glimmer_text",
+    "head_dim": 16,
+    "num_hidden_layers": 4,
+    "sliding_window": 8,
+    "post_norm_eps": 1e-3,
+    **NO_TOKENS,
+}
+CONFIGS["muse glimmer"] = GLIMMER
+CONFIGS["muse glimmer, other blocks with positions, linear"] = {
+    **GLIMMER,
+    "layer_types": ["full_attention", "sliding_attention"] * 2,
+    "layer_rope_theta": [5e3, 0, 5e3, 5e3],
+    "rope_parameters": {"rope_type": "linear", "rope_theta": 5e3, "factor": 2.0},
+    "qk_scale_factor": 1.5,
+    "output_multiplier": 0.5,
+    "final_logit_softcapping": 2.0,
+    "tie_word_embeddings": True,
+}
+SPARK = {
+    **GLIMMER,
+    "model_type": "muse_spark_text",
+    "num_hidden_layers": 2,
+    "num_local_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_hidden_size": 40,
+    "moe_intermediate_size": 32,
+}
+CONFIGS["muse spark"] = SPARK
+CONFIGS["muse spark, blocks without experts, no windows"] = {
+    **SPARK,
+    "layer_types": ["full_attention"] * 2,
+    "mlp_layer_types": ["dense", "sparse"],
+    "residual_gate_temperature": 0.2,
+    "qk_scale_factor": 2.0,
+    "routed_scaling_factor": 1.5,
+    "output_multiplier": 0.5,
+    "rope_parameters": YARN,
+}

@@ -36,6 +36,8 @@ CHOSEN = (
     "hy4",
     "minimax m3",
     "longcat",
+    "muse glimmer",
+    "muse spark",
 )
 """What is special in a config, keys without which transformers builds no model, and names that are not Llama's."""
 

@@ -35,9 +35,13 @@ WHOLES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "step3p7": ("step", {}, {**SMALL, **PIXELS}),
     "glm5_next": ("glm 5.3", {}, {**QWEN, **PIXELS, "projection_intermediate_size": 16}),
     "minimax_m3_vl": ("minimax m3", {}, {**SMALL, **PIXELS, "temporal_patch_size": 1}),
+    "muse_glimmer": ("muse glimmer", {}, {**SMALL, **PIXELS, "intermediate_size": 96}),
+    "muse_spark": ("muse spark", {}, {**SMALL, **PIXELS, "intermediate_size": 96}),
     "glm4v_moe": ("glm4 moe", {"model_type": "glm4v_moe_text", "rope_parameters": HALF}, QWEN),
 }
 """model_type of the whole -> (the config of CONFIGS that its text model has, what is other in it, what sees)."""
+HEARS = {"muse_spark": {"hidden_sizes": [8, 8, 16, 64], "depths": [1] * 4, "out_hidden_size": 64}}
+"""What hears, of wholes that do."""
 
 
 @pytest.mark.parametrize("name", WHOLES)
@@ -46,8 +50,12 @@ def test_the_text_model_of_one_that_sees_is_read_and_written(name: str, tmp_path
     inner = {**CONFIGS[text], **more}
     tied = inner.get("tie_word_embeddings", False)
     whole = {"model_type": name, "text_config": inner, "vision_config": vision, "tie_word_embeddings": tied}
+    other_parts = ["vision_config"]
+    if name in HEARS:
+        whole["audio_config"] = HEARS[name]
+        other_parts.append("audio_config")
     reference = seeing(whole, tmp_path / "seeing")
-    assert read_other_parts(tmp_path / "seeing") == ("vision_config",)
+    assert sorted(read_other_parts(tmp_path / "seeing")) == sorted(other_parts)
     source = open_source(tmp_path / "seeing")
     convert(source, tmp_path / "text", Conversion("hf"), lambda count: None, lambda count: None)
     own = inner["model_type"]

@@ -4,6 +4,7 @@ import json
 import re
 from copy import deepcopy
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ def _transformers() -> Any:
     _name_as_published("minimax_m3_vl", "MiniMaxM3VLForCausalLM")
     _add_step(transformers)
     _add_glm(transformers)
+    for name in ("glimmer", "spark"):
+        _add_muse(transformers, name)
     return transformers
 
 
@@ -83,6 +86,32 @@ def _add_glm(transformers: Any) -> None:
             return transformers.modeling_outputs.CausalLMOutput(logits=self.lm_head(hidden))
 
     transformers.AutoModelForCausalLM.register(text_config, Glm5NextForCausalLM, exist_ok=True)
+
+
+def _add_muse(transformers: Any, which: str) -> None:
+    """A text model of Muse by itself, which transformers 5.23 has inside of the one that sees alone, with the head of
+    that one. which: glimmer or spark."""
+    modeling: Any = import_module(f"transformers.models.muse_{which}.modeling_muse_{which}")
+    text_config: Any = transformers.AutoConfig.for_model(f"muse_{which}_text").__class__
+    inner, outer = (getattr(modeling, f"Muse{which.title()}{part}") for part in ("TextModel", "PreTrainedModel"))
+
+    class MuseForCausalLM(outer, transformers.GenerationMixin):  # type: ignore[misc, valid-type]
+        __module__ = modeling.__name__  # where transformers looks whether its experts may be grouped
+        config_class = text_config
+        _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            self.model = inner(config)
+            self.lm_head = torch.nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+            self.post_init()
+
+        def forward(self, input_ids: torch.Tensor | None = None, **given: Any) -> Any:
+            logits, cap = self.lm_head(self.model(input_ids, **given)[0]), self.config.final_logit_softcapping
+            capped = torch.tanh(logits * self.config.output_multiplier / cap) * cap
+            return transformers.modeling_outputs.CausalLMOutput(logits=capped)
+
+    transformers.AutoModelForCausalLM.register(text_config, MuseForCausalLM, exist_ok=True)
 
 
 def config_of_transformers(config: dict[str, Any]) -> Any:

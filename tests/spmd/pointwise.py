@@ -35,6 +35,8 @@ _SLOPES: dict[str, Callable[..., tuple[Any, tuple[Any, ...]]]] = {
     "gelu": lambda x: (x * (1 + _rise(x)) / 2, ((1 + _rise(x)) / 2 + x / 2 * (1 - _rise(x) ** 2) * _slope_of_rise(x),)),
     "minimum": lambda x, y: (np.minimum(x, y), (x < y, x >= y)),
     "maximum": lambda x, y: (np.maximum(x, y), (x > y, x <= y)),
+    "neg": lambda x: (-x, (-1.0,)),
+    "sqrt": lambda x: (np.sqrt(x), (0.5 / np.sqrt(x),)),
     "sign": lambda x: (np.sign(x), (0.0,)),
     "softplus": lambda x: (np.logaddexp(0, x), (_sigmoid(x),)),
     "elu": lambda x: (np.where(x > 0, x, np.expm1(np.minimum(x, 0))), (np.where(x > 0, 1, np.exp(np.minimum(x, 0))),)),

@@ -29,6 +29,7 @@ LONGCAT = {"num_layers": 2, "ffn_hidden_size": 1536, "expert_ffn_hidden_size": 6
 M3 = {"num_key_value_heads": 4, "head_dim": 128, "num_local_experts": 8, "num_experts_per_tok": 2}
 """And keys of sparse_attention_config."""
 M3_CHOICE = {"sparse_attention_freq": [0, 0, 1, 1], "sparse_num_index_heads": 4}
+SPARK = {"moe_intermediate_size": 64, "num_local_experts": 8, "num_experts_per_tok": 2}
 COHERE_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2}
 
 

@@ -19,6 +19,7 @@ from tests.unit.family_configs import (
     LONGCAT,
     M3,
     M3_CHOICE,
+    SPARK,
     STEP,
     read,
 )
@@ -118,7 +119,7 @@ STEP_WINDOWS = {"layer_types": ["full_attention", *["sliding_attention"] * 3], "
             {"layer_rope_theta": [1e4] * 4},
             (
                 "layer_rope_theta=a list of 4 of m is not a key of model_type=granite, which would be another model "
-                "without it"
+                "without it; muse_glimmer_text or muse_spark_text has it"
             ),
         ),
         (
@@ -377,6 +378,33 @@ STEP_WINDOWS = {"layer_types": ["full_attention", *["sliding_attention"] * 3], "
                 "sparse_attention_config=an object of 2 of m is not a key of model_type=minimax_m2, which would be "
                 "another model without it; minimax_m3_vl_text has it"
             ),
+        ),
+        *(
+            ("muse_spark_text", {**SPARK, key: value}, f"{key}={value!r} of m is not supported; {known} is")
+            for key, value, known in (
+                ("num_shared_experts", 1, "0"),
+                ("tie_word_embeddings", True, "False"),
+                ("attention_bias", True, "False"),
+                ("output_router_logits", True, "False"),
+            )
+        ),
+        *(
+            (
+                "muse_glimmer_text",
+                {"layer_rope_theta": bases},
+                (
+                    "layer_rope_theta=a list of 4 of m must be a list of 4 numbers, one a block: rope_theta=10000, or "
+                    "0 for no positions"
+                ),
+            )
+            for bases in ([0, 1e4, 1e4, 5e5], [None, 1e4, 1e4, 1e4], ["0", 1e4, 1e4, 1e4])
+        ),
+        ("muse_glimmer_text", {"hidden_activation": "gelu"}, "hidden_act='gelu' of m must be one of: silu"),
+        ("muse_glimmer_text", {"qk_scale_factor": 0}, "qk_scale_factor=0 of m must be a finite number above 0"),
+        (
+            "muse_glimmer_text",
+            {"sliding_window": None},
+            "sliding_window=None of m is not supported with sliding_attention blocks",
         ),
         *(
             ("longcat_flash", {**LONGCAT, key: value}, f"{key}={value!r} of m is not supported; {known} is")

@@ -22,11 +22,13 @@ from autoshard.models.stage import dim_sizes, published_sizes, stage_graph
 from autoshard.models.weights import checkpoint_parts
 from autoshard.spec.attention_heads import GlobalAttention
 from autoshard.spec.branch_multipliers import BranchMultipliers
+from autoshard.spec.branch_norms import BranchNorms
 from autoshard.spec.clamped_gate import ClampedGate
 from autoshard.spec.linear_attention import Mamba
 from autoshard.spec.rope import RopeScaling
 from autoshard.spec.router import Router
 from tests.multiprocess.models import MODELS
+from tests.spmd.pointwise import pointwise
 from tests.unit.family_configs import COHERE_EXPERTS, HYBRID_EXPERTS, STEP, read
 from tests.unit.weight_folders import bytes_of, huggingface_folder, weights, write_safetensors
 
@@ -458,9 +460,61 @@ def test_only_experts_of_nemotron_h_see_a_narrower_vector() -> None:
         with pytest.raises(AutoshardError) as error:
             replace(one, moe_latent_size=24)
         assert str(error.value) == (
-            "moe_latent_size=24 of tiny-llama must be absent: its experts, if any, take the hidden state; nemotron_h "
-            "may have others"
+            "moe_latent_size=24 of tiny-llama must be absent: its experts, if any, take the hidden state; nemotron_h, "
+            "muse_spark_text may have others"
         )
+
+
+def test_residual_gates_of_muse_spark_alone() -> None:
+    for name, fields, text in (
+        ("llama", {"branch_norms": BranchNorms(1e-8)}, "has no branch_norms; that is of muse_glimmer_text, muse_spark"),
+        ("muse glimmer", {"branch_norms": None}, "needs branch_norms, which is absent"),
+        ("muse glimmer", {"branch_norms": 1}, "branch_norms=1 of tiny-llama must be an object with a post_norm_eps"),
+        (
+            "muse glimmer",
+            {"branch_norms": BranchNorms(1e-8, 0.3)},
+            "residual_gate_temperature=0.3 of tiny-llama must be absent: model_type=muse_glimmer_text adds what",
+        ),
+        ("muse spark", {"branch_norms": BranchNorms(1e-8)}, "needs a residual_gate_temperature, such as 0.3, which"),
+        ("muse spark", {"moe_latent_size": None}, "needs moe_latent_size, which is absent"),
+    ):
+        with pytest.raises(AutoshardError) as error:
+            replace(MODELS[name], **fields)
+        assert text in str(error.value)
+
+
+def test_a_gated_residual_of_muse_spark_keeps_the_length_of_what_it_joins() -> None:
+    """A gate of 0 adds half of the branch to sqrt(3)/2 of the stream: 1/4 + 3/4 = 1. A large one forgets the stream,
+    but for the root of 0.001."""
+    expression = BranchNorms(1e-8, 0.5).joined
+    stream, branch = np.array([2.0, 2.0]), np.array([6.0, 6.0])
+    value, slopes = pointwise(expression, (stream, branch, np.array([0.0, 20.0])))
+    np.testing.assert_allclose(value, [3**0.5 + 3, 2 * 0.001**0.5 + 6], rtol=1e-12)
+    np.testing.assert_allclose(slopes[1], [0.5, 1.0], rtol=1e-12)
+
+
+def test_the_norms_of_muse() -> None:
+    """Those of heads have no weight, nor has that of embeddings; the last one multiplies by its weight alone. In Muse
+    Spark attention's output has two, without a weight, and what comes behind an MLP is weighed before it is normed."""
+    for name in ("muse glimmer", "muse spark"):
+        model, layer = MODELS[name], "model.layers.1"
+        graph = stage_graph(model, dim_sizes(model, 1, 16), range(1, 2), first=True, last=True)
+        norms = {op.name.removeprefix(f"{layer}."): op for op in graph.operators if op.kind == "norm"}
+        weighed = {name for name, op in norms.items() if len(op.inputs) == 2}
+        offset = {name for name, op in norms.items() if op.attributes.get("unit_offset")}
+        late = {name for name, op in norms.items() if op.attributes["eps"] == 1e-3}
+        assert weighed - offset == {"model.norm"}
+        behind = {"post_attention_layernorm", "post_feedforward_layernorm"}
+        bare = {"model.embed_norm", "self_attn.q_norm", "self_attn.k_norm"}
+        if name == "muse glimmer":
+            assert (norms.keys() - weighed, late) == (bare, behind)
+            continue
+        assert norms.keys() - weighed == {*bare, "self_attn.o_norm", *behind, "mlp.experts.post_expert_norm"}
+        assert late == {*behind, "mlp.experts.post_expert_norm"}
+        assert offset == {"input_layernorm", "pre_feedforward_layernorm", "mlp.pre_expert_norm"}
+        made = {op.name: op for op in graph.operators}
+        assert made[f"{layer}.mlp.combine"].attributes["whole"] is True
+        assert made[f"{layer}.mlp.gate_scaled"].attributes["factor"] == model.logit_scale
 
 
 def test_published_keys_of_step_say_what_those_of_transformers_say() -> None:

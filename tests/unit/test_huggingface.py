@@ -106,6 +106,15 @@ def mlp_parameters(model: ModelSpec) -> int:
     return mlps + dense * 3 * hidden * model.dense_intermediate_size
 
 
+def narrow_experts(model: ModelSpec) -> int:
+    """The MLPs of Muse Spark's blocks: a router, products to narrower tokens and back, norms of these and of experts'
+    answers; or a dense one."""
+    hidden, seen, sparse = model.hidden_size, model.moe_latent_size or 0, model.num_sparse_layers
+    experts = model.num_local_experts * (hidden + 3 * seen * model.intermediate_size)
+    dense = (model.num_hidden_layers - sparse) * 3 * hidden * model.dense_intermediate_size
+    return sparse * (experts + 2 * hidden * seen + 2 * seen) + dense
+
+
 def gemma4_block(model: ModelSpec, layer: int) -> int:
     """Four norms, a norm of a head's queries and one of its keys; in blocks without a window keys are values. Experts
     have three norms more, a router with a weight of its norm, and a factor each."""
@@ -159,6 +168,10 @@ def parameters(model: ModelSpec) -> int:
     if model.model_type == "minimax_m3_vl_text":  # norms of a head, dense blocks
         mixers = layers * (attention + 2 * model.head_dim)
         return vocabulary + mixers + layers * 2 * hidden + mlp_parameters(model) + hidden
+    if model.family.folder == "muse":  # a gate of each number; norms behind branches too, or behind one and two gates
+        norms, gates = (3, 2) if model.family.gates_residual else (4, 0)
+        mixers = layers * (attention + hidden * queries + (norms + gates) * hidden)
+        return vocabulary + mixers + (narrow_experts(model) if model.is_moe else layers * 3 * hidden * ffn) + hidden
     if model.model_type == "nemotron":  # two matrices, norms of weight and bias, no other biases
         return vocabulary + layers * (attention + 2 * hidden * ffn + 4 * hidden) + 2 * hidden
     if model.family.has_one_branch:
@@ -345,6 +358,8 @@ def recurrence(model: ModelSpec) -> int:
         ("glm-5.3-flash", 313_244_609_278),
         ("longcat-flash", 560_664_958_976),
         ("minimax-m3", 425_950_417_920),
+        ("muse-glimmer-30b", 27_854_780_928),
+        ("muse-spark-open", 819_990_536_192),
         ("deepseek-v4-flash", 284_106_500_055),
         ("deepseek-v4-pro", 1_572_495_794_531),
         ("a.x-k1", 518_983_052_288),

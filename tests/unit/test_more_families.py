@@ -18,6 +18,7 @@ from autoshard.spec.attention_heads import GlobalAttention
 from autoshard.spec.attention_scores import AttentionScores
 from autoshard.spec.block_indexer import BlockIndexer
 from autoshard.spec.branch_multipliers import BranchMultipliers
+from autoshard.spec.branch_norms import BranchNorms
 from autoshard.spec.clamped_gate import ClampedGate
 from autoshard.spec.compressed_attention import CompressedAttention
 from autoshard.spec.dropout import Dropout
@@ -38,6 +39,7 @@ from tests.unit.family_configs import (
     M3,
     M3_CHOICE,
     SIZES,
+    SPARK,
     STEP,
     read,
 )
@@ -327,6 +329,38 @@ def test_what_a_minimax_m3_config_leaves_out() -> None:
     for one in (bare, model, flat, load_model("minimax-m3")):
         assert from_config(to_config(one), one.name) == one
     whole = {"model_type": "minimax_m3_vl", "text_config": {**to_config(model)}, "vision_config": {}}
+    assert from_config(whole, "m") == model
+
+
+def test_what_configs_of_muse_leave_out() -> None:
+    dense = read("muse_glimmer_text")
+    assert (dense.num_key_value_heads, dense.head_dim, dense.norm_eps, dense.rope_theta) == (2, 128, 1e-5, 1e4)
+    assert (dense.sliding_window, dense.layer_types) == (2048, (*("sliding_attention",) * 3, "full_attention"))
+    assert (dense.position_types, dense.hidden_act) == (("rope", "rope", "rope", "nope"), "silu")
+    assert (dense.attention_scores, dense.branch_norms) == (AttentionScores(qk_scale_factor=3.87), BranchNorms(1e-8))
+    assert (dense.logit_scale, dense.final_logit_softcapping) == (0.19611613513818404, 20.0)
+    assert (dense.family.has_unit_offset, dense.offsets_norm("model.norm")) == (True, False)
+    bare = read("muse_spark_text")
+    assert (bare.num_key_value_heads, bare.head_dim, bare.rope_theta, bare.intermediate_size) == (16, 64, 5e5, 4096)
+    assert (bare.num_local_experts, bare.num_experts_per_tok, bare.moe_latent_size) == (256, 8, 4096)
+    assert (bare.branch_norms, bare.mlp_layer_types) == (BranchNorms(1e-8, 0.3), ())
+    assert bare.router == Router("sigmoid", "noaux_tc")
+    model = read(
+        "muse_spark_text",
+        **SPARK,
+        moe_hidden_size=2048,
+        layer_types=["full_attention", "sliding_attention"] * 2,
+        layer_rope_theta=[5e5, 0, 0, 5e5],
+        mlp_layer_types=["dense", "sparse", "sparse", "sparse"],
+        residual_gate_temperature=0.5,
+    )
+    assert (model.intermediate_size, model.dense_intermediate_size, model.moe_latent_size) == (64, 1536, 2048)
+    assert model.position_types == ("rope", "nope", "nope", "rope")
+    full = read("muse_glimmer_text", layer_types=["full_attention"] * 4, layer_rope_theta=[1e4] * 4)
+    assert (full.sliding_window, full.position_types) == (None, ())
+    for one in (dense, bare, model, full, load_model("muse-glimmer-30b"), load_model("muse-spark-open")):
+        assert from_config(to_config(one), one.name) == one
+    whole = {"model_type": "muse_spark", "text_config": {**to_config(model)}, "vision_config": {}, "audio_config": {}}
     assert from_config(whole, "m") == model
 
 

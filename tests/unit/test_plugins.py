@@ -275,12 +275,20 @@ def test_a_family_has_the_traits_of_those_that_are_built_in(tmp_path: Path, monk
             "weighs_each_head=True, may_have=('use_qk_norm',), has_norm_weight=False",
             "weighs_each_head=True of family bad has no kernel with has_norm_weight=False; True has",
         ),
+        (
+            "has_qk_norm_weight=False",
+            "has_qk_norm_weight=False of family bad has no kernel with qk_norm=None; each_head has",
+        ),
+        (
+            "has_qk_norm_weight=False, qk_norm='each_head', weighs_each_head=True",
+            "has_qk_norm_weight=False of family bad has no kernel with weighs_each_head=True; False has",
+        ),
         ("qk_norm='heads'", "qk_norm='heads' of family bad must be one of: each_head, all_heads"),
         (
             "needs=('router',)",
             (
                 "needs='router' of family bad must be one of: latent_attention, indexer, chunked_attention, "
-                "branch_multipliers, compressed_attention, hyper_connections"
+                "branch_multipliers, compressed_attention, hyper_connections, branch_norms, moe_latent_size"
             ),
         ),
         (

@@ -96,7 +96,8 @@ def _initial(model: ModelSpec, name: str) -> str:
     if name.endswith(".A_log"):
         return "rates"
     if _is_norm(name):
-        return "zeros" if model.family.has_unit_offset and not name.endswith("linear_attn.norm.weight") else "ones"
+        offset = model.offsets_norm(name.removesuffix(".weight"))
+        return "zeros" if offset and not name.endswith("linear_attn.norm.weight") else "ones"
     return "residual" if name.endswith(_RESIDUAL_PROJECTIONS) else "normal"
 
 
