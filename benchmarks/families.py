@@ -50,6 +50,7 @@ MODELS: dict[str, tuple[str, str, int]] = {
     "gpt_oss": ("gpt-oss-120b", "trn2.48xlarge", 16),
     "gemma": ("gemma-7b", "trn2.48xlarge", 2),
     "gemma2": ("gemma2-27b", "trn2.48xlarge", 4),
+    "vaultgemma": ("vaultgemma-1b", "trn2.48xlarge", 1),
     "gemma3_text": ("gemma3-27b", "trn2.48xlarge", 4),
     "gemma4_text": ("gemma4-26b-a4b", "trn2.48xlarge", 4),
     "llama4_text": ("llama4-maverick", "trn2.48xlarge", 32),

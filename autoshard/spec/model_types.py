@@ -199,6 +199,7 @@ _BUILT_IN = {
     "gemma3_text": Family(
         "gemma", activations=("gelu_pytorch_tanh",), has_unit_offset=True, scales_embedding=True, qk_norm=EACH_HEAD
     ),
+    "vaultgemma": Family("gemma", activations=("gelu_pytorch_tanh",), has_unit_offset=True, scales_embedding=True),
     "glm4_moe": Family(
         "glm4_moe",
         experts=_SHARED,

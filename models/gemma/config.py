@@ -1,4 +1,4 @@
-"""The config.json of Gemma, Gemma 2, and of the text models of Gemma 3."""
+"""The config.json of Gemma, Gemma 2, VaultGemma, and of the text models of Gemma 3."""
 
 from __future__ import annotations
 
@@ -10,15 +10,20 @@ from autoshard.spec.attention_scores import AttentionScores
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.model_types import MOST_REPEATED
 
-ARCHITECTURES = {"gemma": "GemmaForCausalLM", "gemma2": "Gemma2ForCausalLM", "gemma3_text": "Gemma3ForCausalLM"}
+ARCHITECTURES = {
+    "gemma": "GemmaForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "vaultgemma": "VaultGemmaForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
+}
 UNSUPPORTED = (("use_bidirectional_attention", True),)
 DEFAULTS = Defaults(norm_eps=1e-6, rope_theta=10_000.0, num_key_value_heads=4, head_dim=256)
 GELU = "gelu_pytorch_tanh"
 WINDOW = 4096
 SCORES_CAP, LOGITS_CAP = 50.0, 30.0
-"""Of Gemma 2 where its config does not say; Gemma 3 has none."""
+"""Of Gemma 2 and VaultGemma where a config does not say; Gemma 3 has none."""
 GLOBAL_THETA, LOCAL_THETA = 1_000_000.0, 10_000.0
-PATTERN = {"gemma2": 2, "gemma3_text": 6}
+PATTERN = {"gemma2": 2, "vaultgemma": 2, "gemma3_text": 6}
 """Every so many blocks there is one without a window; Gemma 3 has a key for it."""
 SIZES = {
     "hidden_size": 2304,
@@ -42,7 +47,7 @@ def read(config: Config, model_type: str) -> ModelSpec:
     pattern = config.integer("sliding_window_pattern", pattern) if is_gemma3 else pattern
     more: dict[str, Any] = _windows(config, layers, pattern)
     caps: tuple[float | None, float | None] = (None, None)
-    if model_type == "gemma2":
+    if not is_gemma3:
         caps = (SCORES_CAP, LOGITS_CAP)
     else:
         theta, scaling, local = ropes_of_kinds(config, GLOBAL_THETA, LOCAL_THETA)

@@ -1,5 +1,5 @@
-"""The graph of Gemma 1 to 3 as operators over named dims: Llama's, from Gemma 2 on with a norm behind attention and
-MLP as well."""
+"""The graph of Gemma 1 to 3 and VaultGemma as operators over named dims: Llama's, in Gemma 2 and 3 with a norm behind
+attention and MLP as well."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from autoshard.graph.ir import GraphBuilder
 from autoshard.models.dropping import residual
 from autoshard.models.llama import graph as llama
-from autoshard.models.llama.graph import attended, embedding, gated_mlp, head, norm
+from autoshard.models.llama.graph import attended, attention, embedding, gated_mlp, head, norm, normed_mlp
 from autoshard.spec.model import ModelSpec
 
 __all__ = ["block", "embedding", "head", "normed_attention", "sandwich", "sandwiched_mlp"]
@@ -17,6 +17,9 @@ __all__ = ["block", "embedding", "head", "normed_attention", "sandwich", "sandwi
 def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) -> str:
     if model.model_type == "gemma":
         return llama.block(b, model, x, layer, kernel)
+    if model.model_type == "vaultgemma":
+        x = attention(b, model, x, layer, kernel)
+        return normed_mlp(b, model, x, layer, "mlp", gated_mlp, before="pre_feedforward_layernorm")
     names = ("post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
     return sandwich(b, model, x, layer, kernel, names)
 

@@ -48,14 +48,23 @@ def mlp(b: GraphBuilder, model: ModelSpec, x: str, layer: int) -> str:
     return normed_mlp(b, model, x, layer, "mlp", gated_mlp)
 
 
-def normed_mlp(b: GraphBuilder, model: ModelSpec, x: str, layer: int, name: str, inner: Callable[..., str]) -> str:
+def normed_mlp(
+    b: GraphBuilder,
+    model: ModelSpec,
+    x: str,
+    layer: int,
+    name: str,
+    inner: Callable[..., str],
+    before: str = "post_attention_layernorm",
+) -> str:
     """Append what `mlp` does, with another MLP.
 
-    name: the family's name of it. inner: appends it to the norm's output, and is called as `gated_mlp` is.
+    name: the family's name of it. inner: appends it to the norm's output, and is called as `gated_mlp` is. before: the
+    family's name of the norm.
     """
     prefix = f"model.layers.{layer}"
     b.module = "mlp_norm"
-    h = norm(b, model, f"{prefix}.post_attention_layernorm", x)
+    h = norm(b, model, f"{prefix}.{before}", x)
     b.module = "mlp"
     out = inner(b, model, h, f"{prefix}.{name}")
     return residual(b, model, f"{prefix}.mlp_residual", x, (out, f"{prefix}.{name}.dropout"))

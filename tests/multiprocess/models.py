@@ -840,6 +840,14 @@ MODELS["gemma2"] = replace(
     attention_scores=AttentionScores(query_pre_attn_scalar=6, attn_logit_softcapping=0.5),
     final_logit_softcapping=0.7,
 )
+MODELS["vaultgemma"] = replace(
+    MODELS["gemma2"],
+    model_type="vaultgemma",
+    sliding_window=None,
+    layer_types=(),
+    attention_scores=AttentionScores(query_pre_attn_scalar=6),
+    final_logit_softcapping=None,
+)
 MODELS["gemma3"] = replace(
     MODELS["gemma2"],
     model_type="gemma3_text",

@@ -1159,6 +1159,12 @@ CASES[2] |= {
     "muse spark, cp, ep over cp": ("muse spark", strategy(cp=2, ep=2, recompute="full"), 2),
     "muse spark, ulysses": ("muse spark of 6 heads", strategy(cp=2, ep=2, attention="ulysses"), 2),
 }
+CASES[2] |= {
+    "vaultgemma, tp": ("vaultgemma", strategy(tp=2, recompute="mlp_norm"), 2),
+    "vaultgemma, pp, interleaved": ("vaultgemma", strategy(pp=2, vpp=2), 2),
+    "vaultgemma, dp, ZeRO-3": ("vaultgemma", strategy(dp=2, zero=3), 2),
+    "vaultgemma, zigzag ring": ("vaultgemma", strategy(cp=2, attention="zigzag_ring"), 2),
+}
 CASES[4] |= {
     "muse spark, ep x tp": ("muse spark", strategy(tp=2, dp=2, ep=2), 2),
     "muse spark, tp x cp": ("muse spark", strategy(tp=2, cp=2, ep=2, recompute="mlp"), 2),
@@ -1202,6 +1208,7 @@ LATER_FAMILIES = (
         "minimax_m3_vl_text",
         "muse_glimmer_text",
         "muse_spark_text",
+        "vaultgemma",
     ),
 )
 FURTHER = {

@@ -1286,6 +1286,16 @@ CONFIGS["gemma2, no caps"] = {
     "final_logit_softcapping": None,
     "attention_bias": True,
 }
+CONFIGS["vaultgemma"] = {
+    **SMALL,
+    "model_type": "vaultgemma",
+    "head_dim": 16,
+    "query_pre_attn_scalar": 24,
+    "layer_types": ["full_attention"] * 2,
+    "attn_logit_softcapping": None,
+    "final_logit_softcapping": None,
+}
+CONFIGS["vaultgemma, windows, caps"] = {**CONFIGS["gemma2"], "model_type": "vaultgemma", "tie_word_embeddings": False}
 CONFIGS["gemma3"] = {
     **SMALL,
     "model_type": "gemma3_text",

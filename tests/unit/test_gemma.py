@@ -39,6 +39,7 @@ GEMMA2, GEMMA3 = {**SIZES, "model_type": "gemma2"}, {**SIZES, "model_type": "gem
         ("gemma2-2b", 2_614_341_888),
         ("gemma2-9b", 9_241_705_984),
         ("gemma2-27b", 27_227_128_320),
+        ("vaultgemma-1b", 1_038_741_120),
         ("gemma3-1b", 999_885_952),
         ("gemma3-4b", 3_880_263_168),
         ("gemma3-12b", 11_766_034_176),
@@ -89,6 +90,20 @@ def test_what_a_gemma_2_config_leaves_out() -> None:
     assert uncapped.attention_scores.attn_logit_softcapping is None
     assert uncapped.final_logit_softcapping is None
     assert from_config({**GEMMA2, "sliding_window": None}, "bare").layer_types == ()
+
+
+def test_a_vaultgemma_is_a_gemma_2_without_the_norms_behind() -> None:
+    model = from_config({**GEMMA2, "model_type": "vaultgemma"}, "bare")
+    assert replace(model, model_type="gemma2") == from_config(GEMMA2, "bare")
+    norms = {
+        op.name for op in whole(replace(model, num_hidden_layers=1, layer_types=())).operators if op.kind == "norm"
+    }
+    block = {f"model.layers.0.{name}" for name in ("input_layernorm", "pre_feedforward_layernorm")}
+    assert norms == {*block, "model.norm"}
+    published = load_model("vaultgemma-1b")
+    assert (published.sliding_window, published.layer_types, published.final_logit_softcapping) == (None, (), None)
+    for one in (model, published):
+        assert from_config(to_config(one), one.name) == one
 
 
 def test_what_a_gemma_3_config_leaves_out() -> None:

@@ -87,6 +87,7 @@ PUBLISHED: tuple[tuple[str, Callable[[ModelSpec], int], str, str], ...] = (
     ("longcat-flash", met(0), "18.6e9", "abstract of arXiv 2509.01322, at least"),
     ("minimax-m3", parameter_count, "4.3e11", "news of its weights, which say 428 B with what sees"),
     ("minimax-m3", active_blocks, "23e9", "news of its weights"),
+    ("vaultgemma-1b", parameter_count, "1038741120", "the sum that Hugging Face shows, recalled"),
     ("muse-glimmer-30b", parameter_count, "3e10", "its name, with what sees"),
     ("muse-spark-open", without_tables, "816e9", "its name, and NeMo AutoModel's page on it"),
     ("muse-spark-open", active_blocks, "42e9", "its name, and NeMo AutoModel's page on it"),
