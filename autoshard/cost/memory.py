@@ -35,9 +35,6 @@ BUCKET_BYTES = 1024 * MIB
 """Largest buffer that gradients or parameters are joined in for one collective: bucket_size_collectives of NxD
 Training."""
 
-OF_THE_ONE_AT_WORK = 2
-"""Hidden activations of the microbatch at work between stages: the output, and the gradient of it that has come."""
-
 REPLAYED_LOGITS = 0.6
 """Share of the buffers of the loss that a head holds whose forward runs again in backward. Set by hand to which
 published runs fit."""
@@ -159,10 +156,8 @@ def _memory_of(at_work: Rank, rank: Rank, state: State, precision: Precision, so
         flights = at_work.in_flight, at_work.embeddings_in_flight, at_work.heads_in_flight
         received = at_work.in_flight - at_work.embeddings_in_flight
         choices = (received + smallest(1, received)) * state.choice  # and room for the next one, where any come
-        number = boundary_buffers(*flights, at_work.has_loss)
-        if software is not COMPILED:  # it holds its output and the gradient that came until a backward is over
-            number = number + OF_THE_ONE_AT_WORK * smallest(1, at_work.in_flight - at_work.heads_in_flight)
-        boundary = (number + choices) * at_work.hidden_bytes
+        one_graph = state.one_graph or software is not COMPILED  # of others it isn't known, but fitted with that
+        boundary = (boundary_buffers(*flights, at_work.has_loss, one_graph) + choices) * at_work.hidden_bytes
 
     units = [end.unit for end in rank.ends]
     handed_over = _handed_over(rank, state)
@@ -173,17 +168,18 @@ def _memory_of(at_work: Rank, rank: Rank, state: State, precision: Precision, so
     return Memory(*lives[:3], kept, ends, replay, working, boundary, where(state.shares, buckets, 0.0))
 
 
-def boundary_buffers(in_flight: Number, embeddings: Number, heads: Number, at_loss: bool) -> Number:
+def boundary_buffers(in_flight: Number, embeddings: Number, heads: Number, at_loss: bool, one_graph: bool) -> Number:
     """Hidden activations that a rank of several holds for other stages while a block runs backward, or at_loss a head:
     room for what comes next, a gradient on its way to the stage before, if there is one, and the outputs of all that is
     in flight behind the block, which are kept for their backward.
 
-    Without those of the microbatch whose block is at work: its output is gone, and the gradient of that is what the
-    block works with. in_flight, embeddings, heads: as in Rank.
+    Of the microbatch whose block is at work the output is gone, and the gradient of that is what the block works with;
+    where a backward is one_graph, it holds both to its end. in_flight, embeddings, heads: as in Rank.
     """
     leaving, received = in_flight - heads, in_flight - embeddings
-    at_work = 0 if at_loss else smallest(1, leaving)
-    return 1 + smallest(1, received) + leaving - at_work
+    at_work = smallest(1, leaving)
+    more = at_work if one_graph else 0 if at_loss else -at_work
+    return 1 + smallest(1, received) + leaving + more
 
 
 class Living(NamedTuple):

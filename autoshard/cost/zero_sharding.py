@@ -281,7 +281,8 @@ class State(NamedTuple):
     shares: whether other ranks keep the rest of a rank's optimizer state, so that gradients and parameters travel in
     buckets. owners: how many ranks share a table. gathers: 1 under ZeRO-3, else 0. travels: which rows are under ZeRO-2
     or -3; False where none is. choice: bytes of an indexer's choice for a byte of the hidden activations with which
-    stages send it; all transfers count as if it went with them, both ways.
+    stages send it; all transfers count as if it went with them, both ways. one_graph: whether a backward of a stage is
+    one graph, which gives nothing back of what it is given.
     """
 
     block: Unit
@@ -295,6 +296,7 @@ class State(NamedTuple):
     turns: Sequence[tuple[Any, Turns]] = ()
     at_once: Sequence[tuple[Number, Number, Number]] = ()
     choice: Number = 0.0
+    one_graph: bool = False
 
     def of(self, kinds: Iterable[tuple[int, Number]]) -> State:
         """The state as a stage or a rank with these blocks has it, (kind, how many): `block` is their mean."""
@@ -317,11 +319,14 @@ class State(NamedTuple):
         same = next((kind for kind, unit in self.kinds.items() if unit is self.block), None)
         block = taken(self.block) if same is None else kinds[same]
         first, last = taken(self.first), taken(self.last)
-        choice = self.choice[rows] if anywhere(self.choice) else 0.0
+        more: dict[str, Any] = {
+            "choice": self.choice[rows] if anywhere(self.choice) else 0.0,
+            "one_graph": self.one_graph,
+        }
         if not some_travel:
-            return State(block, first, last, others, 1, 0, False, kinds, choice=choice)
+            return State(block, first, last, others, 1, 0, False, kinds, **more)
         owners, gathers = self.owners[rows], self.gathers[rows]
-        return State(block, first, last, others, owners, gathers, travels, kinds, choice=choice)
+        return State(block, first, last, others, owners, gathers, travels, kinds, **more)
 
 
 class Contents(NamedTuple):
@@ -451,7 +456,8 @@ def mesh_state(
     first = unit(contents.first, reads_table_once=not tied)  # an embedding's backward does not read its table
     ends = first, unit(contents.last)
     several = kinds if len(kinds) > 1 else {}
-    return State(next(iter(kinds.values())), *ends, owners > 1, owners, int(zero == 3), zero >= 2, several)
+    block, gathers, one_graph = next(iter(kinds.values())), int(zero == 3), hands_over == "stages"
+    return State(block, *ends, owners > 1, owners, gathers, zero >= 2, several, one_graph=one_graph)
 
 
 def mean_unit(units: Sequence[Unit], counts: Sequence[Number]) -> Unit:

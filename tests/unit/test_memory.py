@@ -332,6 +332,14 @@ def test_the_ranks_between_have_what_comes_what_leaves_and_outputs_but_for_the_o
     assert found == [1 + 3, 1 + 1 + 2, 1 + 1 + 1, 1 + 1]
 
 
+def test_a_backward_that_is_one_graph_holds_an_output_and_the_gradient_of_it_to_its_end() -> None:
+    """As in NxD, whose passes XLA compiles."""
+    training = replace(TRAINING, global_batch_size=8 * TRAINING.global_batch_size)
+    memory = estimate(MODEL, training, load_cluster("trn1.32xlarge", 1), strategy(pp=4, dp=8)).memory
+    found = [{term.name: term.value for term in one.terms}["pipeline buffers"] / (32 * 64 * 2) for one in memory]
+    assert found == [1 + 3 + 2, 1 + 1 + 2 + 2, 1 + 1 + 1 + 2, 1 + 1]
+
+
 def test_other_stacks_hold_an_output_and_the_gradient_of_it_until_a_backward_is_over() -> None:
     s = strategy(pp=4)
     memory = estimate(MODEL, TRAINING, cluster_of(s), s, EAGER).memory

@@ -168,12 +168,13 @@ class Blocks:
         family, drafts, free = self.whole.family, len(self.drafts), self._limit_bytes - self.working_bytes
         free = free - self.whole.problem.cluster.device.reserved_memory_bytes
         hidden_bytes = self.whole.hidden_bytes(self.drafts)
+        one_graph = self.whole.problem.cluster.hands_over == "stages"
         for rank, holds in enumerate(family.holds(self.m)):
             if self.vpp > 1:
                 held = np.broadcast_to(warm_up_visits(family, rank)[:, None], (self.vpp, drafts))
             else:
                 held = np.broadcast_to(holds.in_flight, (1, drafts))
-            between = boundary_buffers(holds.in_flight, holds.embeddings, holds.heads, at_loss=False)
+            between = boundary_buffers(holds.in_flight, holds.embeddings, holds.heads, False, one_graph)
             room = free - between * hidden_bytes
             for bytes_of, has in zip(self._ends_bytes, (rank == 0, rank == self.pp - 1), strict=True):
                 room = room - has * bytes_of

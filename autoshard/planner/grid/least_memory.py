@@ -89,7 +89,8 @@ def least_memory(
         for numbers in ([one.in_flight for one in holds], [one.together - one.in_flight for one in holds])
     )
     state = state[:, None] + waiting * parts.waiting[:, None]
-    between = (boundary_buffers(one.in_flight, one.embeddings, one.heads, at_loss=False) for one in holds)
+    one_graph = problem.cluster.hands_over == "stages"
+    between = (boundary_buffers(one.in_flight, one.embeddings, one.heads, False, one_graph) for one in holds)
     ends = np.stack([np.broadcast_to(number, m.shape) for number in between]) * parts.hidden
     ends[0] += first
     ends[-1] += last + at_end

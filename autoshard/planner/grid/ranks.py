@@ -167,11 +167,11 @@ def stacked(states: Sequence[State]) -> State:
         np.array(flags) for flags in zip(*((state.shares, state.travels) for state in states), strict=True)
     )
     choices = np.array([state.choice for state in states])
-    choice = choices if choices.any() else 0.0
+    more: dict[str, Any] = {"choice": choices if choices.any() else 0.0, "one_graph": states[0].one_graph}
     if not travels.any():
-        return State(block, first, last, shares, 1, 0, False, kinds, choice=choice)
+        return State(block, first, last, shares, 1, 0, False, kinds, **more)
     owners, gathers = np.array([(state.owners, state.gathers) for state in states], dtype=float).T
-    return State(block, first, last, shares, owners, gathers, travels, kinds, choice=choice)
+    return State(block, first, last, shares, owners, gathers, travels, kinds, **more)
 
 
 def _held(units: Sequence[Unit]) -> Unit:
