@@ -49,7 +49,8 @@ def every_set(model: ModelSpec) -> tuple[str, ...]:
 @lru_cache(maxsize=16)
 def recompute_sets(problem: Problem, pins: Pins) -> tuple[str, ...]:
     """Names of the recompute sets to try, least recompute first: the pinned one, those of the backend, or else the
-    subsets of modules that are useful for some way to shard a block: no other one repeats no more and keeps less."""
+    subsets of modules that are useful for some way to shard a block: no other one repeats no more, and needs no more
+    memory for what it keeps and for what it replays at once."""
     if pins.recompute is not None:
         wrong = recompute_objection(problem.cluster, canonical(pins.recompute))
         if wrong is not None:
@@ -104,8 +105,8 @@ def _examples(problem: Problem, pins: Pins) -> list[LocalShape]:
 
 
 def _useful(problem: Problem, shapes: list[LocalShape]) -> set[str]:
-    """Names of the recompute sets of which, for one of the shapes, no other is at most as slow and keeps less, for
-    blocks of every kind: of equal ones the one that replays least at once, then the smallest."""
+    """Names of the recompute sets of which, for one of the shapes, no other is at most as slow, keeps no more, and
+    replays no more at once, for blocks of every kind: of equal ones the smallest."""
     import numpy as np
 
     from autoshard.planner.grid.unit_costs import PARTS, part_numbers
@@ -116,9 +117,10 @@ def _useful(problem: Problem, shapes: list[LocalShape]) -> set[str]:
     useful = set[str]()
     for of_shape in numbers[:, :, blocks]:
         of_shape[:, :, 1] = [[float(f"{seconds:.9g}") for seconds in of_set] for of_set in of_shape[:, :, 1].tolist()]
-        prices = of_shape[:, :, 1:4].transpose(0, 2, 1).reshape(len(sets), -1).tolist()  # backward_s, kept, replayed
-        order = sorted(range(len(sets)), key=lambda place: (prices[place], len(members(sets[place])), sets[place]))
-        counted = of_shape[order][:, :, 1:3].reshape(len(sets), -1)
+        prices = of_shape[:, :, 1:4].transpose(0, 2, 1).reshape(len(sets), -1)  # backward_s, kept, replayed
+        keys = [(price, len(members(name)), name) for price, name in zip(prices.tolist(), sets, strict=True)]
+        order = sorted(range(len(sets)), key=keys.__getitem__)
+        counted = prices[order]
         no_worse = np.tril((counted[None] <= counted[:, None]).all(2), -1).any(1)
         useful |= {sets[place] for place, beaten in zip(order, no_worse.tolist(), strict=True) if not beaten}
     return useful
