@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -36,6 +37,9 @@ UNCOUNTED = (
     *RECURRENCES,
 )
 """Kinds of operators whose products inside are not compared: a plan counts those of einsum and attention."""
+ENGINE = "_engine_run_backward"
+"""The function of torch in which autograd's engine runs: what calls the dispatcher there is no operator's Python. To a
+gradient that waits it adds another one in place where nobody else holds it, but not where a dispatch mode watches."""
 _FUNCTIONAL, _C10D = "_c10d_functional", "c10d"
 _aten = torch.ops.aten
 _MATMULS: dict[Any, Callable[..., float]] = {
@@ -138,10 +142,12 @@ class Recorder(Onlooker):
         if func is torch.ops._c10d_functional.wait_tensor.default:
             return args[0]  # as it is when run; the fake kernel allocates
         out = self._results.of(func, args, kwargs or {})
+        by_engine = func is _aten.add.Tensor and sys._getframe(1).f_code.co_name == ENGINE
+        waiting = self.memory.known(args[0]) if by_engine else None
         running = self._current()
         self._count(func, args, kwargs or {}, out, running)
         for tensor in _tensors(out):
-            made = self.memory.see(tensor, len(self.actions) - 1, running.operator)
+            made = self.memory.see(tensor, len(self.actions) - 1, running.operator, waiting)
             if not made.phase:
                 made.phase, made.place = self._phase(), running.name
                 made.tensor = self._name(made.phase, running, tensor, args)

@@ -361,8 +361,8 @@ def _end_gradients_bytes(rank: Rank, activations: Number, gone_bytes: Number, pa
     At the head, its gradient and that of the logits; the loss is over. Where it was put off, it comes when nothing but
     what waited is left of the microbatch. A loss in chunks makes it chunk by chunk: all that it works with is there.
     Where a prediction module has read the same table, its gradient waits and is added. At the embedding, the gradients
-    of its output and of its table, of which a head that has it too made another one, and their sum; of what its blocks
-    kept of the microbatch nothing is left.
+    of its output and of its table, of which a head that has it too made another one; of what its blocks kept of the
+    microbatch nothing is left.
     """
     for end in rank.ends:
         unit, kept_by_end = end.unit, end.part.kept_bytes if end.has_loss else 0.0

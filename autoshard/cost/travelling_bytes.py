@@ -11,8 +11,8 @@ from autoshard.rows import Number, anywhere, either, largest, smallest, where
 
 FEW_BLOCKS = 3
 """From so many blocks of a chunk on there is one with a block before it and one behind it."""
-SUMMED_GRADIENTS = 3
-"""Two gradients of one parameter and their sum are there at one time."""
+SUMMED_GRADIENTS = 2
+"""Two gradients of one parameter are there at one time: the second one is added to the first one in place."""
 PROBABILITY_BYTES = 4
 """The loss works on logits and, where these are narrower, on probabilities in FP32; the gradient of the logits is left
 of it."""
@@ -122,11 +122,11 @@ def in_work_bytes(
     of what arrives; of the head before that its weights and gradients of logits. What else the head has travels between
     its table and the blocks: it is gathered while the table is at work, which leaves while it is at work itself. When
     the embedding has its gradient, the last bucket of a block is on its way; where the head has the same table, its
-    weights are whole until then, and there are two gradients and their sum.
+    weights are whole until then, and there are two gradients.
 
     The loss of a prediction module comes first. When the model's own is at work, the module's has been given back, the
     head has its gradient and the embedding too, and the module's last bucket leaves; the head then gets another
-    gradient and their sum.
+    gradient.
     """
     (parameter, whole, reduced), (loss_work, head_work, _, kept_by_loss), (first, last) = sizes, loss, ends[:2]
     on_its_way, before_table = reduced + reduced / owners, closing * reduced

@@ -19,8 +19,7 @@ LOSSES = ("cross_entropy", "linear_cross_entropy")
 
 class AtSteps(NamedTuple):
     """Bytes at the backward of each step, beside what is kept or run again. working: what it works with, and gradients
-    that wait for steps in front of it; or these with the sum of one that waits and the step's own, behind its work.
-    tiles: `tile_bytes`, beside these.
+    that wait for steps in front of it. tiles: `tile_bytes`, beside these.
 
     forward: what is there while the step runs forward again, beside what it and those before it save. gradients: that
     of its output, and those that wait: what is there where steps run again from it on, to the front.
@@ -35,12 +34,12 @@ class AtSteps(NamedTuple):
 def at_steps(program: Program) -> AtSteps:
     """Bytes at the backward of each step of a program."""
     tiles = [tile_bytes(program, step) for step in program.steps]
-    waiting, sums = _waiting_gradients_bytes(program), _sums_bytes(program)
+    waiting = _waiting_gradients_bytes(program)
     written = [sum(view_bytes(program, view) for view in _views(step)[1]) for step in program.steps]
     return AtSteps(
         [
-            max(working_bytes(program, step) - tile, summed) + waits
-            for step, tile, summed, waits in zip(program.steps, tiles, sums, waiting, strict=True)
+            working_bytes(program, step) - tile + waits
+            for step, tile, waits in zip(program.steps, tiles, waiting, strict=True)
         ],
         tiles,
         _forward_bytes(program),
@@ -96,23 +95,6 @@ def _waiting_gradients_bytes(program: Program) -> list[float]:
             changes[first + 1] += size
             changes[last] -= size
     return [*accumulate(changes[:-1])]
-
-
-def _sums_bytes(program: Program) -> list[float]:
-    """Bytes, by step, when its gradient of a view is added to that of the steps behind it which read the view, too:
-    its gradients of all that it read and the sum, less what it was the first to save; 0 where no step behind it does.
-    The gradient of what it wrote, and with it all that its own work needs, is gone by then."""
-    pattern, buffers = recomputing(program)
-    names, last_read = [*buffers], {view: index for index, step in enumerate(program.steps) for view in _views(step)[0]}
-    saved = [0.0] * len(program.steps)
-    for place, index in pattern.first_saved(0, len(program.steps)).items():
-        saved[index] += buffers[names[place]]
-    found = []
-    for index, step in enumerate(program.steps):
-        sizes = {view: view_bytes(program, view) for view in _views(step)[0] if not _is_mask(program, view)}
-        summed = max((size for view, size in sizes.items() if last_read[view] > index), default=0.0)
-        found.append(sum(sizes.values()) + summed - saved[index] if summed else 0.0)
-    return found
 
 
 def _views(step: Step) -> tuple[tuple[str, ...], tuple[str, ...]]:

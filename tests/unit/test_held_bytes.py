@@ -141,22 +141,6 @@ def test_gradients_wait_for_steps_in_front() -> None:
     assert waiting["input_layernorm"] == hidden_bytes
 
 
-def test_a_gradient_is_added_to_one_that_waits() -> None:
-    """Command R's attention and MLP read the same norm, gathered to 4,096 tokens of 8,192 numbers, 64 MiB. When the
-    gate, of 768 outputs a rank, has its gradient of that, up's is there and their sum, that of attention's output,
-    which was gathered first, and a rank's share of the residual's, 2 MiB."""
-    shape = LocalShape(tp=32, cp=1, ep=1, microbatch_size=1, sequence_parallel=True, attention_kernel="flash")
-    model = load_model("command-r-08-2024")
-    program = shape_program(model, 4096, 1.25, "bfloat16", shape, True, (0,), first=False, last=False)
-    by_name = {
-        step.operator.name: working
-        for step, working in zip(program.steps, at_steps(program).working, strict=True)
-        if hasattr(step, "operator")
-    }
-    assert by_name["model.layers.0.mlp.gate_proj"] == (3 * 64 + 64 + 2) * MIB
-    assert by_name["model.layers.0.mlp.up_proj"] == (64 + 6 + 64 + 2 + 6) * MIB  # and the gate's output, which waits
-
-
 def test_what_waits_for_gradients_of_weights() -> None:
     """Behind the activation `down` alone has run backward: its input and the gradient of its output wait."""
     program = program_of("llama")
