@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.autograd import Function
 from torch.export import ExportedProgram, export
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
@@ -100,6 +101,29 @@ def _without_numbers() -> Iterator[None]:
         nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
+class _OwnBackward(Exception):
+    """A torch.autograd.Function of the user's is applied; the text is its name."""
+
+
+@contextlib.contextmanager
+def _no_own_backward() -> Iterator[None]:
+    """Raise _OwnBackward where a torch.autograd.Function that is not torch's own is applied inside the context: the
+    export has its forward alone, and a plan would go on with the gradient of that.
+    """
+    before = vars(Function)["apply"]
+
+    def apply(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
+        if cls.__module__.partition(".")[0] != "torch":
+            raise _OwnBackward(cls.__qualname__.rpartition(".")[2])
+        return before.__get__(None, cls)(*args, **kwargs)
+
+    Function.apply = classmethod(apply)  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        Function.apply = before  # type: ignore[method-assign]
+
+
 class _Logits(nn.Module):
     """The user's module with its logits alone as the result."""
 
@@ -131,11 +155,16 @@ def export_module(module: nn.Module, seq: int) -> Exported:
     with mode:
         ids = torch.zeros(BATCH, seq, dtype=torch.int64)
     try:
-        with warnings.catch_warnings(), _torch_says_nothing():
+        with warnings.catch_warnings(), _torch_says_nothing(), _no_own_backward():
             warnings.simplefilter("ignore")
             program = export(wrapped, (ids,), strict=False)
     except AutoshardError:
         raise
+    except _OwnBackward as error:
+        raise AutoshardError(
+            f"{type(module).__name__} has a backward of its own, of {error}{line_of(error)}, and a plan derives the "
+            "gradient from the forward; write the forward without a torch.autograd.Function if that gradient is right"
+        ) from None
     except GuardOnDataDependentSymNode as error:
         raise AutoshardError(
             f"{type(module).__name__} does one thing or another by what numbers are{line_of(error)}; {CONTRACT}, the "

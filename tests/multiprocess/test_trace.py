@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -574,6 +575,37 @@ def test_gradients_that_are_not_whole_are_refused(
     where, inside = place.split(", ")
     code = lines[int(where.rpartition(":")[2]) - 1].strip()
     assert str(error.value) == f"cannot plan Model: {where} (`{code}`, {inside}): {message}; {HOW_TO_ADD}"
+
+
+class StraightThrough(torch.autograd.Function):
+    """Bounds, whose gradient passes as if there were none."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clamp(-1, 1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
+
+
+class Straight(OddModel):
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = StraightThrough.apply(super().forward(input_ids))
+        return logits
+
+
+def test_a_backward_of_the_users_own_is_refused() -> None:
+    """The graph would be trained with the gradient of clamp."""
+    with pytest.raises(AutoshardError) as error:
+        trace_live(Straight(), SEQ)
+    text = str(error.value)
+    assert re.sub(r":\d+ ", ":1 ", text) == (
+        "Straight has a backward of its own, of StraightThrough at test_trace.py:1 (`logits: torch.Tensor = "
+        "StraightThrough.apply(super().forward(input_ids))`), and a plan derives the gradient from the forward; write "
+        "the forward without a torch.autograd.Function if that gradient is right"
+    )
+    assert StraightThrough.apply(torch.tensor(2.0)) == 1
 
 
 ATTENTION_FILE = """
