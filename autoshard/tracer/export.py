@@ -59,7 +59,7 @@ def load_module(model: str) -> nn.Module:
         with _without_numbers():
             module = made()
     except RAISED as error:
-        raise AutoshardError(f"model={model}: {name}() failed: {_text(error)}") from error
+        raise AutoshardError(f"model={model}: {name}() failed: {text_of(error)}") from error
     if not isinstance(module, nn.Module):
         raise AutoshardError(f"model={model}: {name}() gives {type(module).__name__}, not a torch.nn.Module")
     return module.eval()
@@ -76,7 +76,7 @@ def _imported(path: Path) -> Any:
         # not exec_module: its cached bytecode is told apart by whole seconds and the size of the file
         exec(compile(path.read_bytes(), path, "exec", dont_inherit=True), vars(module))  # noqa: S102  the user's file
     except RAISED as error:
-        raise AutoshardError(f"{path} cannot be imported: {_text(error)}") from error
+        raise AutoshardError(f"{path} cannot be imported: {text_of(error)}") from error
     finally:
         sys.path.pop(0)
     return module
@@ -173,7 +173,7 @@ def export_module(module: nn.Module, seq: int) -> Exported:
     except RAISED as error:
         raise AutoshardError(
             f"torch.export cannot trace {type(module).__name__} with token ids [{BATCH}, {seq}] (see --seq-len): "
-            f"{_text(error)}{line_of(error)}; {CONTRACT}, the same operators whatever the numbers{_hint(config)}"
+            f"{text_of(error)}{line_of(error)}; {CONTRACT}, the same operators whatever the numbers{_hint(config)}"
         ) from error
     return _exported(program, wrapped)
 
@@ -238,7 +238,7 @@ def _exported(program: ExportedProgram, wrapped: nn.Module) -> Exported:
     return Exported(program, parameters, constants)
 
 
-def _text(error: BaseException) -> str:
+def text_of(error: BaseException) -> str:
     """The first line of an error's text."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0].strip()[:300]}" if lines else type(error).__name__

@@ -9,12 +9,13 @@ import torch
 from torch import nn
 
 from autoshard.errors import AutoshardError
+from autoshard.plugins.found import RAISED
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.traced import LONGEST_TRACE
 from autoshard.tracer import rules  # noqa: F401  # registers them
 from autoshard.tracer.arrange import find_blocks, in_order, make_alike
 from autoshard.tracer.dims import Mismatch, resolve
-from autoshard.tracer.export import export_module, load_module
+from autoshard.tracer.export import export_module, load_module, text_of
 from autoshard.tracer.tracer import Tracer
 from autoshard.tracer.values import Operation, Parameter, Unsupported, View
 from autoshard.tracer.write import Traced, write_model
@@ -39,15 +40,24 @@ def trace_model(model: str, seq: int | None = None) -> ModelSpec:
 def trace_live(module: nn.Module, seq: int | None = None) -> ModelSpec:
     """The ModelSpec of a module that somebody has, named after its class, as `trace_model` makes it.
 
-    The module stays as it is; a copy without numbers is traced, of what torch.compile wraps the module inside.
+    The module stays as it is; a copy without numbers is traced, of what torch.compile wraps the module inside. Raises
+    AutoshardError where it cannot be copied, and what `trace_model` raises.
     """
     module = getattr(module, "_orig_mod", module)
     stand_ins: dict[int, object] = {
         id(one): nn.Parameter(torch.empty_like(one, device="meta"), requires_grad=one.requires_grad)
         for one in module.parameters()
     }
-    copy = deepcopy(module, stand_ins).eval()
-    return trace_module(copy, type(module).__name__, _tokens(module) if seq is None else seq)
+    name = type(module).__name__
+    try:
+        copy = deepcopy(module, stand_ins).eval()
+    except RAISED as error:
+        raise AutoshardError(
+            f"cannot plan {name}: copy.deepcopy fails on it, and a copy is traced ({text_of(error)}); what holds no "
+            "parameter (a lock, a file, a tensor with a history) can be made in forward, or give the file of its "
+            "class, my_file.py:MyModel, which is made anew"
+        ) from error
+    return trace_module(copy, name, _tokens(module) if seq is None else seq)
 
 
 def _tokens(module: nn.Module) -> int:

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import threading
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -108,6 +109,23 @@ def test_a_compiled_module_is_the_one_that_it_compiles() -> None:
     module = OddModel()
     compiled: Any = torch.compile(module)
     assert trace_live(compiled, SEQ) == trace_live(module, SEQ)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated")
+def test_a_module_that_cannot_be_copied_is_one_error() -> None:
+    """A lock, or what the older weight norm leaves in the module: a weight that was computed."""
+    locked, normed = OddModel(), OddModel()
+    locked.lock = threading.Lock()  # type: ignore[assignment]
+    nn.utils.weight_norm(normed.vocabulary)
+    for module, reason in (
+        (locked, "TypeError: cannot pickle '_thread.lock' object"),
+        (normed, "RuntimeError: Only Tensors created explicitly by the user"),
+    ):
+        with pytest.raises(AutoshardError) as error:
+            trace_live(module, SEQ)
+        text = str(error.value)
+        assert text.startswith(f"cannot plan OddModel: copy.deepcopy fails on it, and a copy is traced ({reason}")
+        assert text.endswith("or give the file of its class, my_file.py:MyModel, which is made anew")
 
 
 def test_a_module_without_numbers_in_its_buffers_is_refused() -> None:
