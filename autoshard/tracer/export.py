@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from traceback import extract_tb
 from typing import Any
 
 import torch
@@ -168,7 +169,7 @@ def export_module(module: nn.Module, seq: int) -> Exported:
     except GuardOnDataDependentSymNode as error:
         raise AutoshardError(
             f"{type(module).__name__} does one thing or another by what numbers are{line_of(error)}; {CONTRACT}, the "
-            f"same operators whatever the numbers{_hint(config)}"
+            f"same operators whatever the numbers{_hint(config) or _mask_hint(error)}"
         ) from error
     except RAISED as error:
         raise AutoshardError(
@@ -199,6 +200,12 @@ def _hint(config: Any) -> str:
     if hasattr(config, "_experts_implementation"):
         return "; experts of transformers trace with experts_implementation='grouped_mm'"
     return ""
+
+
+def _mask_hint(error: BaseException) -> str:
+    """What works where nn.Transformer and nn.TransformerEncoder look whether the numbers of a mask are causal."""
+    looks = any(frame.name == "_detect_is_causal_mask" for frame in extract_tb(error.__traceback__))
+    return "; torch looks at the mask here: is_causal=True beside it says what it is" if looks else ""
 
 
 def _stand_ins(module: nn.Module, mode: FakeTensorMode) -> None:

@@ -90,6 +90,19 @@ def finishes(kind: type[Pending]) -> Callable[[Callable[..., View]], Callable[..
     return register
 
 
+INSTEAD = {
+    "baddbmm": "nn.MultiheadAttention traces with need_weights=False",
+    "linalg_vector_norm": "a norm traces as nn.RMSNorm, or written x * torch.rsqrt(x.square().mean(-1, keepdim=True))",
+    "log_softmax": "give the logits themselves, the loss takes their log_softmax",
+    "_weight_norm": "nn.utils.parametrize.remove_parametrizations(module, 'weight') leaves the weight itself",
+}
+"""Operator without a rule -> what works in its place."""
+HOW_EXPERTS_TRACE = (
+    "a mixture traces where the choices of all tokens are sorted by expert and meet weight[experts], of [experts, in, "
+    "out], or a grouped product; a loop over experts, and all experts for every token, do not"
+)
+
+
 class Tracer:
     """Reads one exported graph.
 
@@ -138,7 +151,10 @@ class Tracer:
         if isinstance(value, View):
             return value
         if isinstance(value, Constant):
-            raise Unsupported("it computes with a constant tensor that is neither positions nor a mask")
+            raise Unsupported(
+                "it computes with a constant tensor, which has a rule as rotary positions and as a mask of attention; "
+                "positions that are added are learned ones: nn.Embedding(positions, width)"
+            )
         if not isinstance(value, Pending):
             raise Unsupported(f"it takes {type(value).__name__} where a tensor is expected")
         if value.done is None:  # it is computed once for all readers
@@ -283,8 +299,10 @@ class Tracer:
         if _is_constant(args) and _is_constant(tuple(kwargs.values())):
             return _constant(node, args, kwargs, self._changes.to_come(node))
         found = RULES.get(name) or RULES.get(name.removesuffix("_"))
+        if found is None and any(isinstance(one, Gates) for one in args):
+            raise Unsupported(f"it has no rule for what a router chose: {HOW_EXPERTS_TRACE}")
         if found is None:
-            raise Unsupported("it has no rule")
+            raise Unsupported(f"it has no rule: {INSTEAD[name]}" if name in INSTEAD else "it has no rule")
         return found(self, *args, **kwargs)
 
 

@@ -537,6 +537,30 @@ def test_what_depends_on_numbers_is_one_line_that_names_its_own(
     )
 
 
+class Encoder(nn.Module):
+    """What torch's own modules make of a causal mask. said: whether they are told that it is one."""
+
+    def __init__(self, said: bool) -> None:
+        super().__init__()
+        self.said = said
+        self.tokens, self.head = nn.Embedding(50, 32), nn.Linear(32, 50)
+        layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0, batch_first=True)
+        self.blocks = nn.TransformerEncoder(layer, 2)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(ids.shape[1])
+        logits: torch.Tensor = self.head(self.blocks(self.tokens(ids), mask, is_causal=self.said or None))
+        return logits
+
+
+def test_torchs_own_encoder_is_traced_with_a_mask_that_is_said_to_be_causal() -> None:
+    check_computes_the_same(lambda: Encoder(said=True), "Encoder")
+    with pytest.raises(AutoshardError) as error:
+        trace_live(Encoder(said=False), SEQ)
+    assert str(error.value).startswith("Encoder does one thing or another by what numbers are at test_trace.py:")
+    assert str(error.value).endswith("; torch looks at the mask here: is_causal=True beside it says what it is")
+
+
 def test_data_of_a_tensor_is_one_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert plan(tmp_path, "tanh", ".data") == 2
     assert capsys.readouterr().err == (

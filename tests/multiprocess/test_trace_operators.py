@@ -12,6 +12,7 @@ from torch import nn
 
 from autoshard.errors import AutoshardError
 from autoshard.tracer.trace import trace_module
+from autoshard.tracer.tracer import HOW_EXPERTS_TRACE
 from tests.multiprocess.test_trace import HOW_TO_ADD, SEQ, check_computes_the_same
 
 WIDTH, HEADS, HEAD, INNER, VOCAB = 32, 4, 8, 64, 50
@@ -125,6 +126,14 @@ def shared(
         return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2) @ s.o
 
     return step
+
+
+def with_weights(s: Any, x: torch.Tensor) -> torch.Tensor:
+    """nn.MultiheadAttention's own forward, which gives the weights of attention where nothing else is said."""
+    y = x.transpose(0, 1)
+    given = (WIDTH, HEADS, s.in_proj, None, None, None, False, 0.0, s.out, None)
+    found: torch.Tensor = F.multi_head_attention_forward(y, y, y, *given, attn_mask=hidden())[0]
+    return found.transpose(0, 1)
 
 
 def normed(norm: Step) -> Step:
@@ -346,6 +355,25 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
             mixture(top, lambda own, weights, order, places: (own * weights.flatten().unsqueeze(-1))[places]), MIXTURE
         ),
         "mul: answers of experts are weighed by something else than their own weights",
+    ),
+    "gates of all experts": (
+        lambda: Model(lambda s, x: (top(x @ s.up)[1] == 3).sum(-1, keepdim=True) * x, MLP),
+        f"eq: it has no rule for what a router chose: {HOW_EXPERTS_TRACE}",
+    ),
+    "weights of attention that nobody asked for": (
+        lambda: Model(lambda s, x: with_weights(s, x), {"in_proj": (3 * WIDTH, WIDTH), "out": (WIDTH, WIDTH)}),
+        "baddbmm: it has no rule: nn.MultiheadAttention traces with need_weights=False",
+    ),
+    "a parameter of all blocks": (
+        lambda: Model(lambda s, x: x @ s.up[0] @ s.down, {**MLP, "up": (2, WIDTH, INNER)}),
+        "matmul: it takes a part of a parameter; give each part, such as that of a block, its own parameter",
+    ),
+    "positions that are not learned": (
+        lambda: Model(mlp(torch.tanh), MLP, lambda model, x: x + torch.linspace(0, 1, SEQ * WIDTH).view(SEQ, WIDTH)),
+        (
+            "add: it computes with a constant tensor, which has a rule as rotary positions and as a mask of attention; "
+            "positions that are added are learned ones: nn.Embedding(positions, width)"
+        ),
     ),
     "answers by expert": (
         lambda: Model(

@@ -15,6 +15,7 @@ from autoshard.tracer.values import (
     Parameter,
     Scores,
     Selection,
+    Tensor,
     Unsupported,
     Value,
     View,
@@ -117,8 +118,10 @@ def finish_selection(t: Tracer, x: Selection) -> View:
 
 def _part(t: Tracer, x: Selection) -> View:
     chosen = resolve(x.view.axes[x.axis])
+    if isinstance(x.view.tensor, Parameter):
+        raise Unsupported("it takes a part of a parameter; give each part, such as that of a block, its own parameter")
     sources: list[Operation] = []
-    tensor = x.view.tensor
+    tensor: Tensor = x.view.tensor
     while isinstance(tensor, Operation) and tensor.kind == "elementwise" and len(tensor.inputs) == 2:
         sources.insert(0, tensor)  # its bias
         tensor = tensor.inputs[0]
