@@ -373,9 +373,8 @@ def _in_words(
     layout: Strategy | Mapping[str, Any] | str, model: Model | None, instance: Instance, options: Mapping[str, Any]
 ) -> Written:
     """A layout in words or fields, on the problem that the other arguments say."""
-    from autoshard.backends.registry import usual_backend
     from autoshard.backends.rules import Problem
-    from autoshard.planner.inputs import inputs_of
+    from autoshard.planner.inputs import backend_of, inputs_of
     from autoshard.planner.score import completed
 
     if model is None:
@@ -388,8 +387,7 @@ def _in_words(
         raise AutoshardError(f"{next(iter(request.pins))} beside a layout, which has it; say it there")
     check_one_price(request)
     spec, training, cluster, notes = inputs_of(request)
-    backend = usual_backend(cluster).name if request.backend == "auto" else request.backend
-    problem = Problem(spec, training, cluster, backend)
+    problem = Problem(spec, training, cluster, backend_of(request, cluster))
     if isinstance(layout, Strategy):
         return Written(problem, layout, "layout", request.backend, notes, sought=sought(request))
     fields = read_fields(layout) if isinstance(layout, str) else dict(layout)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from autoshard.backends.native_neuron import model_traces_whole
-from autoshard.backends.registry import ANYWHERE, usual_backend
+from autoshard.backends.registry import ANYWHERE
 from autoshard.backends.rules import Draft, Problem
 from autoshard.cost.fit_probability import levels
 from autoshard.errors import AutoshardError, NoLayoutFits, NoneFound
@@ -18,7 +18,7 @@ from autoshard.planner.best_practice import best_practice
 from autoshard.planner.choice import passed_over
 from autoshard.planner.compiling import REGIONS_STAY, launches_at_most_s, no_way_pays, whole_stages
 from autoshard.planner.hybrid import beside_fsdp
-from autoshard.planner.inputs import inputs_of, pins_of
+from autoshard.planner.inputs import backend_of, inputs_of, pins_of
 from autoshard.planner.loss_chunks import Found, faster_in_chunks, fitting_in_chunks
 from autoshard.planner.no_answer import NothingFits, NothingLegal
 from autoshard.planner.other_search import check_search, is_other, other_search
@@ -168,7 +168,7 @@ def search_backends(
     """(problem, result, sentences on chunks of the loss, sentences on the backend). With backend auto, the one that
     runs anywhere steps in where the rules of the usual one leave nothing; the cluster of the problem then has the stack
     that it runs on. A searcher that found nothing among what it looked at is no proof of that."""
-    backend = request.backend if request.backend != "auto" else usual_backend(cluster).name
+    backend = backend_of(request, cluster)
     usual = Problem(model, training, cluster, backend)
     try:
         return *_searched_in_chunks(usual, pins, request), ()

@@ -51,7 +51,7 @@ def inputs_of(
     if request.expert_imbalance is not None:
         training = with_imbalance(training, request.expert_imbalance)
         check_routing(model, training)
-    name = request.backend if request.backend != "auto" else usual_backend(cluster).name
+    name = backend_of(request, cluster)
     check_choice("the request", "backend", name, BACKENDS)
     if request.device != "auto" and name != ANYWHERE.name:
         raise AutoshardError(
@@ -63,6 +63,14 @@ def inputs_of(
     if request.device != "auto" and cluster.stack is None:
         raise AutoshardError(f"device={request.device}: {cluster.native_elsewhere}; leave device out")
     return model, training, cluster, (*notes, *more, *input_notes(model, training, name))
+
+
+def backend_of(request: PlanRequest, cluster: Cluster) -> str:
+    """The backend that a request names. Where it names none: that which has stacks and native devices if it names one
+    of these, else the usual one of the cluster."""
+    if request.backend != "auto":
+        return request.backend
+    return ANYWHERE.name if {request.stack, request.device} != {"auto"} else usual_backend(cluster).name
 
 
 def pins_of(request: PlanRequest) -> Pins:

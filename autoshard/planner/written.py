@@ -9,7 +9,6 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from autoshard.backends.registry import usual_backend
 from autoshard.cost.interval import FIT_PROBABILITY
 from autoshard.errors import AutoshardError
 from autoshard.planner.options import OPTIONS, PINS, request_from
@@ -267,7 +266,7 @@ def _problem(
     """The file's own number of blocks stands; any other size that is not the model's means another model."""
     from autoshard.backends.rules import Problem
     from autoshard.interop.written_model import check_same_model, plain_llama
-    from autoshard.planner.inputs import inputs_of
+    from autoshard.planner.inputs import backend_of, inputs_of
 
     model, training, cluster, notes = inputs_of(request, model)
     notes += check_same_model(file, written.model, model)
@@ -278,9 +277,8 @@ def _problem(
     if layers != model.num_hidden_layers:
         notes += (f"{layers} blocks, as the file says, where {model.name} has {model.num_hidden_layers}",)
         model = replace(model, num_hidden_layers=layers)
-    backend = usual_backend(cluster).name
-    backend = backend if request.backend == "auto" else request.backend
-    return Problem(model, replace(training, **written.training_fields), cluster, backend), notes
+    training = replace(training, **written.training_fields)
+    return Problem(model, training, cluster, backend_of(request, cluster)), notes
 
 
 def _completed_by_search(problem: Problem, request: PlanRequest) -> tuple[Problem, Strategy, tuple[str, ...]] | None:

@@ -572,13 +572,13 @@ def test_garbage_is_collected_again_after_a_plan(capsys: pytest.CaptureFixture[s
 
 def test_the_native_device_is_a_stack_of_trn2_and_has_pipelines(capsys: pytest.CaptureFixture[str]) -> None:
     command = ["plan", "--model", "llama3-8b", "--device", "neuron", "--instance"]
-    assert error_of(capsys, *command, "trn2.48xlarge") == (
-        "device=neuron with backend=auto: the native device is torch's; use backend=torch"
+    assert error_of(capsys, *command, "trn2.48xlarge", "--backend", "nxd") == (
+        "device=neuron with backend=nxd: the native device is torch's; use backend=torch"
     )
     assert error_of(capsys, *command, "trn1.32xlarge", "--backend", "torch") == (
         "device=neuron: native PyTorch on Neuron runs on trn2 and trn3, not on trn1.32xlarge; leave device out"
     )
-    assert main([*command, "trn2.48xlarge", "--backend", "torch", "--pp", "2", "--tp", "4", "--top", "0"]) == 0
+    assert main([*command, "trn2.48xlarge", "--pp", "2", "--tp", "4", "--top", "0"]) == 0  # backend auto is torch then
     capsys.readouterr()
     plan = read_plan("plan.json")
     assert (plan.backend, plan.strategy.pp, plan.cluster.stack) == ("torch", 2, "neuron-compiled")
@@ -586,9 +586,16 @@ def test_the_native_device_is_a_stack_of_trn2_and_has_pipelines(capsys: pytest.C
 
 def test_a_stack_needs_its_backend_and_its_device(capsys: pytest.CaptureFixture[str]) -> None:
     command = ["plan", "--model", "llama3-8b", "--stack", "neuron-eager", "--instance"]
-    assert error_of(capsys, *command, "trn2.48xlarge") == (
+    assert error_of(capsys, *command, "trn2.48xlarge", "--backend", "nxd") == (
         "stack=neuron-eager with backend=nxd, which compiles each pass; use backend=torch"
     )
     assert error_of(capsys, *command, "trn1.32xlarge", "--backend", "torch") == (
         "stack=neuron-eager: native PyTorch on Neuron runs on trn2 and trn3, not on trn1.32xlarge; leave it out"
     )
+    assert main([*command, "trn2.48xlarge", "--pp", "2", "--tp", "4", "--top", "0", "--out", "eager.json"]) == 0
+    capsys.readouterr()
+    plan = read_plan("eager.json")
+    assert (plan.backend, plan.cluster.stack) == ("torch", "neuron-eager")
+    layout = [*command[1:], "trn2.48xlarge"]
+    assert main(["score", "tp=4 pp=2", *layout]) == 0
+    assert "backend torch" in capsys.readouterr().out
