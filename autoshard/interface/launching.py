@@ -19,6 +19,7 @@ COMMANDS = {"slurm": ("sbatch",), "kubernetes": ("kubectl", "apply", "-f", "-")}
 """Kind of cluster -> the command that takes a job from its standard input."""
 OF_ONE_KIND = {"partition": "slurm", "time": "slurm", "image": "kubernetes", "claim": "kubernetes"}
 """Option -> the kind of cluster whose jobs alone have it."""
+HOW_A_SWEEP_IS = "a sweep is launched with --slurm --array N; --run beside them executes its plans"
 OF_ONE_PLAN = ("program", "precompile", "compiled_for", "cache", "image", "claim")
 
 
@@ -107,7 +108,7 @@ def launch(
     from autoshard.jobs.slurm import sbatch_script
 
     _check_kind(on, {"partition": partition, "time": time_limit, "image": image, "claim": claim})
-    found, notes = read_plan_with_notes(file)
+    found, notes = _plan(file)
     if program is None:
         check_devices(found.cluster, found.backend)
         check_runs(BACKENDS[found.backend], found.training.precision)
@@ -133,13 +134,24 @@ def _check_kind(on: str, given: dict[str, str | None]) -> None:
             raise AutoshardError(f"--{name} is of a job for {kind}; leave it out of one for {on}")
 
 
+def _plan(file: str) -> tuple[Plan, tuple[str, ...]]:
+    """The plan in a file and notes on it. Raises AutoshardError as `read_plan_with_notes` does; of a YAML file it says
+    how a sweep is launched."""
+    try:
+        return read_plan_with_notes(file)
+    except AutoshardError as error:
+        if not file.endswith((".yaml", ".yml")):
+            raise
+        raise AutoshardError(f"{error}; {HOW_A_SWEEP_IS}") from None
+
+
 def _array(file: str, on: str, tasks: int | None, run: bool, given: dict[str, Any], options: Any) -> Job:
     """The job array of a sweep. given: options of the job of one plan, which must be left out."""
     from autoshard.jobs.slurm_array import array_script
     from autoshard.sweeps.grid import read_sweep
 
     if tasks is None or on != "slurm":
-        raise AutoshardError("a sweep is launched with --slurm --array N; --run beside them executes its plans")
+        raise AutoshardError(HOW_A_SWEEP_IS)
     for name in OF_ONE_PLAN:
         if given[name]:
             raise AutoshardError(f"--{name.replace('_', '-')} is of the job of one plan; leave it out beside --array")

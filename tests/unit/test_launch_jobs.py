@@ -378,6 +378,10 @@ def test_a_sweep_as_a_job_array(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             ["--kubernetes", "--array", "3"],
             "a sweep is launched with --slurm --array N; --run beside them executes its ",
         ),
+        (
+            ["--slurm"],
+            "plan sweep.yaml, line 1, column 1: not JSON: expecting value; a sweep is launched with --slurm ",
+        ),
         (["--slurm", "--run"], "a sweep is launched with --slurm --array N; --run beside them executes its plans"),
         (["--slurm", "--array", "4"], "array=4: sweep sweep has 3 points; at most 3 tasks have work"),
         (["--slurm", "--array", "2", "--precompile"], "--precompile is of the job of one plan; leave it out beside "),
