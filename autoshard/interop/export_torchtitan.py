@@ -227,8 +227,11 @@ def _left_out(plan: Plan, is_released: bool) -> tuple[str, ...]:
     if plan.training.precision.name == "bf16_sr":
         left_out.append("precision=bf16_sr: torchtitan keeps FP32 parameters and has no stochastic rounding")
     if plan.training.precision.products is not None:
-        name = plan.training.precision.name
-        left_out.append(f"precision={name}: torchtitan converts linear layers where model.converters says so")
+        precision = plan.training.precision
+        left_out.append(
+            f"precision={precision.name}: linear layers are in {precision.parameter_dtype} by this file; torchtitan "
+            "converts them where model.converters says so"
+        )
     if plan.model.shared_expert_intermediate_size:
         left_out.append(
             f"shared_expert_intermediate_size={plan.model.shared_expert_intermediate_size}: a matter of the flavor, as "

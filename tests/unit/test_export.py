@@ -278,6 +278,16 @@ def test_megatrons_own_checks_of_fp8(plan: Plan, lines: str, left_out: str | Non
     assert told == ([] if left_out is None else [left_out])
 
 
+@pytest.mark.parametrize("form", ["torchtitan", "torchtitan-toml"])
+def test_a_torchtitan_file_of_a_plan_in_8_bits_says_that_it_is_in_16(form: str) -> None:
+    found = export(low_precision_plan("mxfp8", 1), form)
+    assert "converters" not in found.text and "bfloat16" in found.text
+    assert (
+        "precision=mxfp8: linear layers are in bfloat16 by this file; torchtitan converts them where model.converters "
+        "says so"
+    ) in found.left_out
+
+
 def test_megatrons_own_checks_of_layouts() -> None:
     """Megatron-FSDP has a form of checkpoints of its own, positions reach as far as sequences, and experts are gathered
     where nothing asks for all-to-all."""
