@@ -16,7 +16,7 @@ from autoshard.layout.strategy import Strategy
 from autoshard.planner.compiling import Compiling, compiling
 from autoshard.planner.no_answer import NothingFits
 from autoshard.planner.search import Searched
-from autoshard.plans.search_result import SearchResult
+from autoshard.plans.search_result import Pins, SearchResult
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import TrainingSpec
 from autoshard.units import format_seconds
@@ -72,13 +72,9 @@ def fitting_in_chunks(error: NothingFits, search: Callable[[Problem], SearchResu
 
     Raises NothingFits, with what chunks need and would need, where nothing fits with them either.
     """
-    problem, pins = error.problem, error.pins
-    model, training, cluster, _ = problem
-    sequences = (pins.microbatch_size or 1) if pins.schedule is None else training.global_batch_size
-    saved_bytes = BYTES_OF_LOGIT * sequences * training.sequence_length * model.vocab_size
-    chunks = smallest_useful(model, training)
-    is_near = error.needed_bytes - saved_bytes <= cluster.device.memory_bytes
-    if chunks == 1 or not is_near:
+    problem = error.problem
+    chunks = that_may_fit(problem, error.pins, error.needed_bytes)
+    if chunks == 1:
         return None
     chunked = _in_chunks(problem, chunks)
     try:
@@ -88,6 +84,16 @@ def fitting_in_chunks(error: NothingFits, search: Callable[[Problem], SearchResu
     except AutoshardError:  # of a backend or a head that has no chunks
         return None
     return chunked, found, (f"loss in {chunks} chunks: of all logits at once no layout fits, {error.reason}",)
+
+
+def that_may_fit(problem: Problem, pins: Pins, needed_bytes: float) -> int:
+    """The chunks of the loss with which a layout may fit, where the smallest without needs so many bytes of a device;
+    1 where they cannot help."""
+    model, training, cluster, _ = problem
+    sequences = (pins.microbatch_size or 1) if pins.schedule is None else training.global_batch_size
+    saved_bytes = BYTES_OF_LOGIT * sequences * training.sequence_length * model.vocab_size
+    is_near = needed_bytes - saved_bytes <= cluster.device.memory_bytes
+    return smallest_useful(model, training) if is_near and training.loss_chunks == 1 else 1
 
 
 def smallest_useful(model: ModelSpec, training: TrainingSpec) -> int:

@@ -93,6 +93,11 @@ class NothingFits(NoLayoutFits):
         """The same error, with what another backend needs."""
         return NothingFits(self.reason, self.problem, self.pins, self.needed_bytes, elsewhere, self._in_time)
 
+    def because(self, more: str) -> NothingFits:
+        """The same error, with more behind its reason."""
+        reason = f"{self.reason}{more}"
+        return NothingFits(reason, self.problem, self.pins, self.needed_bytes, self._elsewhere, self._in_time)
+
     @property
     def without_reasons(self) -> str:
         """The text, but for why no larger cluster would do."""

@@ -8,11 +8,13 @@ from math import inf
 from operator import index
 from typing import TYPE_CHECKING, SupportsIndex
 
+from autoshard.backends.registry import ANYWHERE
 from autoshard.backends.rules import Problem
 from autoshard.cost.estimate import estimate
 from autoshard.errors import AutoshardError, NoLayoutFits, NoneFound
 from autoshard.files.fields import show
 from autoshard.planner.collector import uncollected
+from autoshard.planner.no_answer import NothingFits
 from autoshard.planner.rejections import MEMORY
 from autoshard.planner.request import EVALUATIONS, PlanRequest
 from autoshard.planner.searchers import SEARCHERS
@@ -67,7 +69,11 @@ def other_search(problem: Problem, pins: Pins, request: PlanRequest) -> Searched
     model = None if request.cost_model == OURS else partial(COST_MODELS.call, request.cost_model)
     space = Space(problem, pins, request.fit_probability, model, request.cost_model)
     if not len(space):
-        return search(*problem[:3], pins, problem.backend)  # which says why there is none
+        try:
+            return search(*problem[:3], pins, problem.backend)  # which says why there is none
+        except NothingFits as error:
+            chunks = _in_chunks(problem, pins, error.needed_bytes)
+            raise (error.because(f"; in chunks, {chunks}, the logits need less") if chunks else error) from None
     limit_s = inf if request.time_limit is None else request.time_limit
     space.start((request.evaluations or EVALUATIONS) if request.search != EXACT else inf, limit_s)
     layout = space.fastest() if request.search == EXACT else searched(space, request.search)
@@ -172,7 +178,19 @@ def _nothing_fits(space: Space, request: PlanRequest, layout: int | None) -> Aut
             f"search={request.search} found no layout of {model.name} on {where} that fits among "
             f"{space.evaluations:,} of {len(space):,}; use more evaluations, or search={EXACT}"
         )
+    needed_bytes = float(space.memory_bytes.min())
+    chunks = _in_chunks(space.problem, space.pins, needed_bytes)
     return NoLayoutFits(
         f"no layout of {model.name} on {where} fits by {name}: the smallest needs "
-        f"{format_bytes(float(space.memory_bytes.min()))} of {format_bytes(space.level.memory_bytes)}; use more nodes"
+        f"{format_bytes(needed_bytes)} of {format_bytes(space.level.memory_bytes)}; use more nodes"
+        + (f", or the logits in chunks, {chunks}" if chunks else "")
     )
+
+
+def _in_chunks(problem: Problem, pins: Pins, needed_bytes: float) -> str:
+    """'loss_chunks=64 with backend torch': chunks of the loss with which a layout may fit; '' where they cannot help.
+    The exact search takes them by itself."""
+    from autoshard.planner.loss_chunks import that_may_fit
+
+    chunks = that_may_fit(problem, pins, needed_bytes)
+    return "" if chunks == 1 else f"loss_chunks={chunks} with backend {ANYWHERE.name}"

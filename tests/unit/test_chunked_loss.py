@@ -182,6 +182,25 @@ def test_logits_of_all_that_a_device_holds_are_chunked(pins: dict[str, int | str
     assert answer(request).problem.training.loss_chunks == 64
 
 
+@pytest.mark.parametrize(
+    ("memory_bytes", "told"),
+    [
+        (16_000_000_000, "use more nodes, or the logits in chunks, loss_chunks=64 with backend torch"),
+        (8_000_000_000, "; in chunks, loss_chunks=64 with backend torch, the logits need less; "),
+    ],
+)
+def test_another_searcher_names_the_chunks_that_the_exact_search_takes(memory_bytes: int, told: str) -> None:
+    """At 16 GB it prices layouts and none fits, at 8 GB none is left to price; at 2 GB chunks would not help."""
+    card = load_cluster("h100-80gb", 1)
+    pins = {"tp": 1, "pp": 1, "cp": 1, "zero": 1}
+    request = PlanRequest("qwen3-0.6b", backend="torch", top=0, pins=pins, search="random", evaluations=20)
+    for size, is_told in ((memory_bytes, True), (2_000_000_000, False)):
+        cluster = replace(card, device=replace(card.device, memory_bytes=size))
+        with pytest.raises(NoLayoutFits) as error:
+            answer(replace(request, cluster=cluster))
+        assert (told in str(error.value)) is is_told
+
+
 def test_what_would_do_where_nothing_fits_in_chunks_is_in_chunks_too() -> None:
     pins = {"tp": 1, "cp": 1, "microbatch_size": 64}
     request = PlanRequest("llama3.2-1b", "h100-80gb", backend="torch", top=0, pins=pins)
