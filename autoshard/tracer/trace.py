@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from autoshard.errors import AutoshardError
 from autoshard.plugins.found import RAISED
@@ -40,15 +41,16 @@ def trace_model(model: str, seq: int | None = None) -> ModelSpec:
 def trace_live(module: nn.Module, seq: int | None = None) -> ModelSpec:
     """The ModelSpec of a module that somebody has, named after its class, as `trace_model` makes it.
 
-    The module stays as it is; a copy without numbers is traced, of what torch.compile wraps the module inside. Raises
-    AutoshardError where it cannot be copied, and what `trace_model` raises.
+    The module stays as it is; a copy without numbers is traced, of what torch.compile or DistributedDataParallel wraps
+    the module inside. Raises AutoshardError where it is sharded or cannot be copied, and what `trace_model` raises.
     """
-    module = getattr(module, "_orig_mod", module)
+    module = _inside(module)
     stand_ins: dict[int, object] = {
         id(one): nn.Parameter(torch.empty_like(one, device="meta"), requires_grad=one.requires_grad)
         for one in module.parameters()
     }
     name = type(module).__name__
+    _check_is_whole(module, name)
     try:
         copy = deepcopy(module, stand_ins).eval()
     except RAISED as error:
@@ -58,6 +60,25 @@ def trace_live(module: nn.Module, seq: int | None = None) -> ModelSpec:
             "class, my_file.py:MyModel, which is made anew"
         ) from error
     return trace_module(copy, name, _tokens(module) if seq is None else seq)
+
+
+def _inside(module: nn.Module) -> nn.Module:
+    """The module without the wrappers of torch.compile and DistributedDataParallel."""
+    found = module._modules.get("module" if isinstance(module, DistributedDataParallel) else "_orig_mod")
+    return module if found is None else _inside(found)
+
+
+def _check_is_whole(module: nn.Module, name: str) -> None:
+    """Raise AutoshardError for a module that FSDP or tensor parallelism has sharded."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    from torch.distributed.tensor import DTensor
+
+    is_sharded = any(isinstance(part, FullyShardedDataParallel) for part in module.modules())
+    if is_sharded or any(isinstance(one, DTensor) for one in module.parameters()):
+        raise AutoshardError(
+            f"cannot plan {name}: its parameters are sharded already; give the module as it is before fully_shard, "
+            "parallelize_module or FullyShardedDataParallel"
+        )
 
 
 def _tokens(module: nn.Module) -> int:

@@ -5,16 +5,19 @@ import os
 import re
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
 from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -109,6 +112,29 @@ def test_a_compiled_module_is_the_one_that_it_compiles() -> None:
     module = OddModel()
     compiled: Any = torch.compile(module)
     assert trace_live(compiled, SEQ) == trace_live(module, SEQ)
+
+
+@pytest.fixture
+def process_group() -> Iterator[None]:
+    """A process that has met the others, of which there are none."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("process_group")
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")  # by what torch.compile imports
+def test_a_replicated_module_is_the_one_inside_and_a_sharded_one_is_refused() -> None:
+    module = OddModel()
+    wrapped: Any = nn.parallel.DistributedDataParallel(torch.compile(module))
+    assert trace_live(wrapped, SEQ) == trace_live(module, SEQ)
+    fully_shard(module, mesh=init_device_mesh("cpu", (1,)))
+    with pytest.raises(AutoshardError) as error:
+        trace_live(module, SEQ)
+    assert str(error.value) == (
+        "cannot plan FSDPOddModel: its parameters are sharded already; give the module as it is before fully_shard, "
+        "parallelize_module or FullyShardedDataParallel"
+    )
 
 
 @pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated")
