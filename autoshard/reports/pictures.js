@@ -381,15 +381,23 @@
           }
           ctx.globalAlpha = 1;
           ctx.strokeStyle = colors.fore;
-          let last = 0;
-          ctx.beginPath();
-          data.front.filter((i) => shown.includes(i)).forEach((i, k) => {
-            const x = x_of(data.step_time_s[i]), y = y_of(data.memory_bytes[i]);
-            if (k) ctx.lineTo(x, last); else ctx.moveTo(x, y);
-            ctx.lineTo(x, y);
-            last = y;
-          });
-          ctx.stroke();
+          const stairs = (marks) => {
+            let last = 0;
+            ctx.beginPath();
+            marks.forEach((i, k) => {
+              const x = x_of(data.step_time_s[i]), y = y_of(data.memory_bytes[i]);
+              if (k) ctx.lineTo(x, last); else ctx.moveTo(x, y);
+              ctx.lineTo(x, y);
+              last = y;
+            });
+            ctx.stroke();
+          };
+          const best = data.front.filter((i) => shown.includes(i));
+          let least = Infinity;
+          stairs(best.filter((i) => !data.step_time_is_bound[i]));
+          ctx.setLineDash([2, 3]);
+          stairs(best.filter((i) => { const less = data.memory_bytes[i] < least; least = Math.min(least, data.memory_bytes[i]); return less; }));
+          ctx.setLineDash([]);
           ctx.fillStyle = colors.fore;
           const [sx, sy] = [x_of(data.chosen.step_time_s), y_of(data.chosen.memory_bytes)];
           ctx.beginPath();

@@ -345,7 +345,8 @@ def _search(view: View) -> Html:
     lead = (
         f"{said} Each mark is a priced layout, {len(found.columns['tp']):,} of {found.total:,}: those that none beats "
         "in both time and memory (the line), the fastest of each kind, one for each place. An open mark's time is a "
-        "lower bound: the search needed no more to rule it out. The star is the plan."
+        "lower bound: the search needed no more to rule it out; the dotted line takes bounds for times. The star is "
+        "the plan."
     )
     controls = element(
         "div",

@@ -323,6 +323,33 @@ def test_candidates_are_filtered(browser: Any, report: str) -> None:
     assert "recompute=full" in told(page, "candidates")
 
 
+STAIRS = """() => {
+  const own = CanvasRenderingContext2D.prototype, {beginPath, lineTo, stroke} = own;
+  let path = [];
+  window.stairs = [];
+  own.beginPath = function () { path = []; beginPath.call(this); };
+  own.lineTo = function (x, y) { path.push(y); lineTo.call(this, x, y); };
+  own.stroke = function () { if (path.length > 4) window.stairs.push(path); stroke.call(this); };
+}"""
+"""Keeps the heights of each line of several pieces that is drawn from then on."""
+
+
+def test_the_front_goes_down_only(browser: Any, tmp_path: Path) -> None:
+    """Layouts of known times that lower bounds alone beat are on it too: they have a line of their own, or it would go
+    up again."""
+    plan = autoshard.plan("llama3-8b", nodes=1)
+    page = browser.new_context(viewport={"width": 1024, "height": 800}).new_page()
+    autoshard.report(plan, tmp_path / "report.html")
+    page.goto((tmp_path / "report.html").as_uri())
+    page.evaluate(STAIRS)
+    figure = page.locator("figure:has(canvas[data-picture=candidates])")
+    drawn(page, "candidates")
+    figure.locator("select[data-choice=color]").select_option("pp")
+    page.wait_for_function("window.stairs.length >= 2")
+    for heights in page.evaluate("window.stairs"):
+        assert heights == sorted(heights)  # y counts from the top
+
+
 def test_tables_are_copied_with_tabs(browser: Any, report: str) -> None:
     page = opened(browser, report)
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
