@@ -336,7 +336,7 @@ def test_where_no_backend_has_a_layout_both_say_why() -> None:
         plan_for(request_from({"model": "llama3-8b", "schedule": "gpipe", "pp": 2, "dp": 1, "tp": 8}))
     rule, _, memory = str(error.value).partition("; with backend torch ")
     assert rule.endswith(" is legal: schedule=gpipe is not one of NxD's: 1f1b, interleaved")
-    asked = "llama3-8b on 1 x trn1.32xlarge with tp=8 pp=2 dp=1 schedule=gpipe"
+    asked = "llama3-8b on 1 x trn1.32xlarge with tp=8 pp=2 dp=1 schedule=gpipe loss_chunks=32"
     assert memory.startswith(f"no layout fits {asked}: the smallest looked at needs ")
     with pytest.raises(AutoshardError) as other:
         plan_for(request_from({"model": "llama3-8b", "schedule": "zero_bubble", "pp": 2, "zero": 3}))
