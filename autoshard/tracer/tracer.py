@@ -347,7 +347,14 @@ def _constant(node: fx.Node, args: tuple[Value, ...], kwargs: dict[str, Value], 
     target: Any = node.target
     computed: list[Any] = []
 
+    is_random = torch.Tag.nondeterministic_seeded in getattr(target, "tags", ()) and "dropout" not in name_of(node)
+
     def compute() -> Any:
+        if is_random:
+            raise Unsupported(
+                f"it computes with random numbers ({name_of(node)}), and a plan has the same operators in each step; "
+                "draw them only where self.training is set, which is traced as unset"
+            )
         if computed:
             return computed[0]
         with torch.no_grad():

@@ -368,6 +368,13 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
         lambda: Model(lambda s, x: x @ s.up[0] @ s.down, {**MLP, "up": (2, WIDTH, INNER)}),
         "matmul: it takes a part of a parameter; give each part, such as that of a block, its own parameter",
     ),
+    "a random number": (
+        lambda: Model(mlp(lambda y: torch.tanh(y) * torch.rand(1)), MLP),
+        (
+            "mul: it computes with random numbers (rand), and a plan has the same operators in each step; draw them "
+            "only where self.training is set, which is traced as unset"
+        ),
+    ),
     "positions that are not learned": (
         lambda: Model(mlp(torch.tanh), MLP, lambda model, x: x + torch.linspace(0, 1, SEQ * WIDTH).view(SEQ, WIDTH)),
         (
