@@ -39,7 +39,7 @@ class Allocation:
         return after if old is not None and (old.death, old.size) == (after, self.size) else self.birth
 
     def lives(self, event: int) -> bool:
-        return self.birth <= event and (self.death is None or self.death > event)
+        return self.counts_from <= event and (self.death is None or self.death > event)
 
 
 @dataclass
