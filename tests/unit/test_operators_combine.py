@@ -46,7 +46,7 @@ from autoshard.planner.operators.improve import Solver, graphs, layout_prices
 from autoshard.planner.operators.options import operator_options
 from autoshard.planner.operators.prices import _working_bytes, program_price
 from autoshard.planner.rejections import Tally
-from autoshard.planner.sets import recompute_sets
+from autoshard.planner.sets import every_set, recompute_sets
 from autoshard.plans.plan import operator_choices
 from autoshard.plans.search_result import Pins
 from autoshard.spec.cluster import load_cluster
@@ -112,6 +112,18 @@ def test_no_sharding_beats_the_bounds(seed: int) -> None:
             assert step_times_at_least_s(table, True, limit, known_s)[draft] <= known_s
             tried += 1
     assert tried > 8
+
+
+def test_no_bound_says_that_a_layout_of_the_rule_needs_more_than_it_does() -> None:
+    """What is given back before the largest weights have their gradient was taken for half of it."""
+    problem = toy_problem(2)
+    for strategy in random.Random(2).sample(with_tp(problem), 6):
+        for name in every_set(problem.model):
+            alone = replace(strategy, recompute=(name,) * len(strategy.stage_layers))
+            table = LeastTable(problem, (name,), True, {})
+            table.add(Draft.of(alone))
+            limit_bytes = estimate(*problem[:3], alone).fullest.total_bytes * (1 + 1e-9)
+            assert Draft.of(alone) in step_times_at_least_s(table, True, limit_bytes, inf)
 
 
 def test_bounds_of_any_order_are_below_those_of_every_order() -> None:

@@ -90,7 +90,7 @@ def _among(tp: int, unit: Contents) -> Contents:
     weights, between = unit.moments.weights, unit.moments.between
     made, others = ({axes: count // tp for axes, count in of.made.items()} for of in (weights, between))
     moments = Moments(
-        weights=Moment(weights.given_back / tp, made),
+        weights=Moment(weights.given_back, made),  # counted in hidden activations, which are shared as they are
         puts_off=unit.moments.puts_off,
         between=Moment(LARGE, others) if others else NO_MOMENT,
     )
