@@ -195,7 +195,8 @@ def search_backends(
 
 
 def _searched_in_chunks(problem: Problem, pins: Pins, request: PlanRequest) -> Found:
-    """What `_searched` finds, with the loss in chunks where the request leaves that open and nothing fits without."""
+    """(problem, result, sentences on chunks of the loss) of a search; with the loss in chunks where the request leaves
+    that open and nothing fits without. Raises what `_searched` raises."""
     try:
         return problem, _searched(problem, pins, request), ()
     except NothingFits as error:

@@ -396,7 +396,11 @@
           let least = Infinity;
           stairs(best.filter((i) => !data.step_time_is_bound[i]));
           ctx.setLineDash([2, 3]);
-          stairs(best.filter((i) => { const less = data.memory_bytes[i] < least; least = Math.min(least, data.memory_bytes[i]); return less; }));
+          stairs(best.filter((i) => {
+            const less = data.memory_bytes[i] < least;
+            least = Math.min(least, data.memory_bytes[i]);
+            return less;
+          }));
           ctx.setLineDash([]);
           ctx.fillStyle = colors.fore;
           const [sx, sy] = [x_of(data.chosen.step_time_s), y_of(data.chosen.memory_bytes)];

@@ -203,7 +203,8 @@ def _hint(config: Any) -> str:
 
 
 def _mask_hint(error: BaseException) -> str:
-    """What works where nn.Transformer and nn.TransformerEncoder look whether the numbers of a mask are causal."""
+    """A clause on `is_causal=True` where nn.Transformer or nn.TransformerEncoder looked whether a mask is causal, and
+    could not, as it has no numbers; '' for other errors."""
     looks = any(frame.name == "_detect_is_causal_mask" for frame in extract_tb(error.__traceback__))
     return "; torch looks at the mask here: is_causal=True beside it says what it is" if looks else ""
 
