@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from autoshard.explanation.describe import Description, Share
 from autoshard.explanation.page import NARROWEST, WIDEST, Line, hanging, paint, span, wrapped
+from autoshard.plans.search_result import LESS_SURE
 from autoshard.spec.stack import NATIVE_DEVICES
 from autoshard.units import format_bytes, format_number, format_seconds, percent
 
@@ -61,7 +62,9 @@ def _fits(d: Description) -> str:
     steps = ((SURE_TO_FIT, "yes, with"), (0.5, "likely, with"), (1 - SURE_TO_FIT, "hardly, with"), (0, "no, only with"))
     answer = next(words for least, words in steps if d.fits_probability >= least)
     memory = f"~{format_bytes(d.memory_bytes)} of {format_bytes(d.memory_capacity_bytes)} on the fullest {d.device}"
-    return f"{answer} {percent(d.fits_probability)} probability: {memory}"
+    less_sure = next((note.split(": ")[1] for note in d.notes if note.startswith(LESS_SURE)), None)
+    faster = "" if less_sure is None else f"; {less_sure} (--fit-probability)"
+    return f"{answer} {percent(d.fits_probability)} probability: {memory}{faster}"
 
 
 def _sure(d: Description) -> str:

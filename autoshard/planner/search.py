@@ -68,7 +68,7 @@ def search(
         raise no_answer(problem, pins, tally, count_rest(priced, pins, tally, clock), clock.in_time)
     level, fastest, place, gap, *_ = choice
     priced = choice.layouts
-    notes = (*room_notes(cluster, priced, fit_probability, level, fastest[0], clock), *choice_notes(choice))
+    notes = (*room_notes(choice, fit_probability, clock), *choice_notes(choice))
     strategy = fastest[place].strategy
     best = Candidate(strategy, estimate(model, training, cluster, strategy))
     others = runners_up(problem, best, fastest, priced.fastest_first(level.memory_bytes), top)

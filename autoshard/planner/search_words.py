@@ -16,6 +16,7 @@ from autoshard.planner.compiling import compile_notes
 from autoshard.planner.priced import Clock, PricedLayouts
 from autoshard.planner.ranking import Timed, describe
 from autoshard.plans.search_result import (
+    LESS_SURE,
     OPTIMAL,
     Candidate,
     PathSummary,
@@ -25,8 +26,7 @@ from autoshard.plans.search_result import (
     sets_not_tried,
 )
 from autoshard.schedules import SCHEDULES
-from autoshard.spec.cluster import Cluster
-from autoshard.units import format_number, slower_text, slower_than
+from autoshard.units import format_number, slower_text
 
 PROVEN = 1e-6
 """Share of a step below which there is no gap."""
@@ -63,26 +63,24 @@ def _chunks_not_tried(problem: Problem, pins: Pins) -> tuple[str, ...]:
     return (f"pipelines have up to {MOST_UNLIKE_CHUNKS} chunks a rank, or a number that divides its blocks",)
 
 
-def room_notes(
-    cluster: Cluster, priced: PricedLayouts, wanted: float, found: Level, fastest: Timed, clock: Clock
-) -> Iterator[str]:
+def room_notes(choice: Choice, wanted: float, clock: Clock) -> Iterator[str]:
     """Sentences on what the room that is left free costs. wanted: the probability with which the layout was to fit.
     clock: of the search; where it has run out, a layout that fits as surely may not have been looked at."""
+    found, fastest, priced = choice.level, choice.fastest[0], choice.layouts
     if found.probability != wanted:
         none = f"no layout fits with {_percent(wanted)} probability"
         if not clock.in_time():
             none = f"no layout that fits with {_percent(wanted)} probability was known {clock.why_ended}"
         yield f"room: {none}; chosen among those that fit with at least {_percent(found.probability)} probability"
-    capacity = cluster.device.memory_bytes
+    capacity = priced.problem.cluster.device.memory_bytes
     fuller = next(priced.fastest_first(capacity, found.memory_bytes, fastest.step_time_s), None)
     if fuller is None or fuller.step_time_s >= fastest.step_time_s:
         return
-    sooner = slower_than(fuller.step_time_s / fastest.step_time_s)
+    sooner = slower_text(fuller.step_time_s / choice.taken.step_time_s)
     fits = _percent(estimate(*priced.problem[:3], fuller.strategy).fits_probability)
     yield (
-        f"room: layouts that fit with less than {_percent(found.probability)} are passed over; the fastest of them, "
-        f"{describe(fuller.strategy)}, is predicted {sooner} any other and fits with {fits} "
-        "(--fit-probability)"
+        f"{LESS_SURE} {sooner}, fits with {fits} probability: {describe(fuller.strategy)}; layouts that fit with less "
+        f"than {_percent(found.probability)} are passed over (--fit-probability)"
     )
 
 

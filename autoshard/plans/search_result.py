@@ -97,6 +97,9 @@ OPTIMAL = "optimal within this model: no layout is faster, however it is cut int
 """The claim of a search that ended. It covers every legal layout, with every cut where a rank has one chunk, and with
 every choice by virtual stage among the recompute sets that are tried; what it leaves out is said behind it."""
 
+LESS_SURE = "room: another layout,"
+"""Begins the note on the fastest layout that is passed over because it fits less surely."""
+
 
 def pipelines_not_tried(backend: str, pinned: str | None = None) -> tuple[str, ...]:
     """The pipelines that a search does not try, in words behind OPTIMAL; nothing where it tries all of them.

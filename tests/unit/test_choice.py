@@ -28,7 +28,7 @@ from autoshard.planner.search import search
 from autoshard.planner.sets import EVERY_SET, recompute_sets
 from autoshard.planner.simpler import simpler_ones
 from autoshard.planner.toss_ups import COMPARED, simplest_of_equals
-from autoshard.plans.search_result import OPTIMAL, Pins
+from autoshard.plans.search_result import LESS_SURE, OPTIMAL, Pins
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.training import TrainingSpec, load_precision
 from autoshard.units import format_bytes, format_seconds
@@ -78,7 +78,7 @@ def test_a_plan_fits_as_surely_as_is_wanted() -> None:
         assert result.best.estimate.fits_probability >= wanted
         fastest_s = min(one.estimate.step_time_s for one in (result.best, *result.runners_up))
         steps.append(fastest_s)
-        passed_over = [note for note in result.notes if note.startswith("room: layouts that fit with less than")]
+        passed_over = [note for note in result.notes if note.startswith(LESS_SURE)]
         assert len(passed_over) <= (wanted > 0.5)
     assert steps == sorted(steps) and steps[0] < steps[-1]
 

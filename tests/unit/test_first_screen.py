@@ -17,6 +17,7 @@ from autoshard.explanation.summary import FACTS, summary
 from autoshard.explanation.text import render
 from autoshard.plans.layout_syntax import CHOICES, DEGREES
 from autoshard.plans.plan import Plan
+from autoshard.plans.search_result import LESS_SURE
 from autoshard.schedules import SCHEDULES
 from tests.unit.plan_examples import plan_70b, plan_interleaved, plan_mixtral, plan_one_device
 
@@ -106,6 +107,15 @@ def test_a_layout_that_nobody_ran_says_so() -> None:
     note = "beaten path: nobody is known to have run recompute=mlp on trn1 with backend nxd: it may not compile"
     page = " ".join(summary(describe(replace(plan_70b(), notes=(note,))), 80, color=False).split())
     assert page.endswith("; nobody is known to have run all of it, so it may not compile (1 note on the whole page)")
+
+
+def test_a_faster_layout_that_fits_less_surely_is_told() -> None:
+    note = (
+        f"{LESS_SURE} 52.3 % faster, fits with 53 % probability: pp=2 dp=16; layouts that fit with less are not taken"
+    )
+    told = replace(describe(plan_70b()), notes=(note,), device="NeuronCore")
+    page = " ".join(summary(told, 80, color=False).split())
+    assert "on the fullest NeuronCore; another layout, 52.3 % faster, fits with 53 % probability (--fit-prob" in page
 
 
 def test_layouts_stay_readable_where_stages_differ() -> None:
