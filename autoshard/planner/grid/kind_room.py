@@ -139,29 +139,28 @@ class Blocks:
 
         Why: with much kept, what travels hides best behind what backward has freed, and in front least travels.
         """
-        whole, (rows, of_kinds, (block, first, last, state)) = self.whole, self._alone
+        whole, (rows, blocks, first, last, state) = self.whole, self._alone
         much = min(self._limit_bytes, MOST_BYTES) + 2 * BUCKET_BYTES
         ends, hidden_bytes = layouts_ends(whole.family, first, last, state), whole.hidden_bytes(rows)
         holds = whole.family.holds(whole.count[rows])[rank]._replace(in_flight=1, waiting=0, at_first=1)
-        of_rank = rank_rows(whole.family, holds, np.full_like(rows, place), rank, block, ends, hidden_bytes)
+        many, places = np.full(len(rows), much), np.full(len(rows), place)
         of_one_chunk = self.vpp == 1  # of several the head's may have no such block
-        kinds = [(LastBlock(block, there == 1, opens=of_one_chunk),) for there in of_kinds]
-        of_rank = of_rank._replace(block=block._replace(kept_bytes=np.full(len(rows), much)), kinds=kinds)
-        if not at_ends:
-            of_rank = of_rank._replace(ends=())
-        memory = rank_memory(of_rank, state, whole.problem.training.precision)
-        found: Array = memory.ends + memory.replay + memory.working
-        return found.reshape(len(of_kinds), len(self.drafts), -1)
+        found = []
+        for kind, block in zip(whole.problem.blocks.kinds, blocks, strict=True):
+            of_rank = rank_rows(whole.family, holds, places, rank, block, ends if at_ends else (), hidden_bytes)
+            kinds = ((LastBlock(block, opens=of_one_chunk),),)
+            of_rank = of_rank._replace(block=block._replace(kept_bytes=many), kinds=kinds)
+            memory = rank_memory(of_rank, state.of([(kind, 1)]), whole.problem.training.precision)
+            found.append(memory.ends + memory.replay + memory.working)
+        return np.stack(found).reshape(len(found), len(self.drafts), -1)
 
     @cached_property
-    def _alone(self) -> tuple[Array, list[Array], tuple[PartColumns, PartColumns, PartColumns, State]]:
-        """(drafts, how many blocks of each kind, parts), a row for a block of each kind in each draft under each set
-        alone."""
-        kinds, sets = len(self.counts), len(self.whole.sets)
-        rows = np.tile(np.repeat(self.drafts, sets), kinds)
-        of_kinds = [np.repeat(np.arange(kinds) == kind, len(rows) // kinds).astype(int) for kind in range(kinds)]
-        parts = self.whole.parts_of(rows, np.tile(np.arange(sets), len(self.drafts) * kinds), of_kinds)
-        return rows, of_kinds, parts
+    def _alone(self) -> tuple[Array, list[PartColumns], PartColumns, PartColumns, State]:
+        """(drafts, a block of each kind, the ends, the state), a row for each draft under each set."""
+        sets = len(self.whole.sets)
+        rows = np.repeat(self.drafts, sets)
+        _, first, last, state, blocks = self.whole.parts_and_kinds(rows, np.tile(np.arange(sets), len(self.drafts)))
+        return rows, blocks, first, last, state
 
     def ranks(self) -> Iterator[RankRoom]:
         """The ranks in order."""
