@@ -1,7 +1,7 @@
 """Layouts that a loss in chunks makes possible: of which the compiler takes each graph, or that fit.
 
 Chunks cost the product with the vocabulary once more, so the search begins without. It is made again with chunks where
-the fastest layout was passed over for the graph of its head, and where no layout fits.
+the fastest layout was passed over, for the graph of its head at least, and where no layout fits.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from autoshard.planner.compiling import Compiling, compiling
 from autoshard.planner.no_answer import NothingFits
 from autoshard.planner.search import Searched
 from autoshard.plans.search_result import Pins, SearchResult
+from autoshard.precedents.graph_size import head_regions
+from autoshard.precedents.will_compile import Verdict, judge
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import TrainingSpec
 from autoshard.units import format_seconds
@@ -30,8 +32,8 @@ Found = tuple[Problem, SearchResult, tuple[str, ...]]
 
 
 def faster_in_chunks(problem: Problem, result: SearchResult, search: Callable[[Problem], SearchResult]) -> Found | None:
-    """The problem with its loss in the fewest chunks that let the compiler take the fastest layout, and the result,
-    where that is faster than the one that was chosen without; else None. result: of the problem."""
+    """The problem with its loss in the chunks of `chunks_that_compile` for the fastest layout, and the result, where
+    that is faster than the one that was chosen without; else None. result: of the problem."""
     passed_over, graphs = result.fastest if isinstance(result, Searched) else None, compiling(problem)
     if graphs is None or passed_over is None or not graphs.refuses(passed_over):
         return None
@@ -53,16 +55,26 @@ def faster_in_chunks(problem: Problem, result: SearchResult, search: Callable[[P
 
 
 def chunks_that_compile(problem: Problem, layout: Strategy) -> Problem | None:
-    """The problem with its loss in the fewest chunks with which the compiler is expected to take each graph of a
-    layout, a power of two; None where it takes none of up to MOST_CHUNKS, and where the head has no chunks."""
+    """The problem with its loss in the fewest chunks, a power of two, with which the compiler is expected to take each
+    graph of a layout, or each of its head where it refuses others with any chunks: a layout that differs in those may
+    be the next fastest. None where up to MOST_CHUNKS change neither, and where the head has no chunks."""
+    of_head: Problem | None = None
+    refused = _refuses_head(problem, layout)
     for chunks in _powers(problem.training):
         chunked = _in_chunks(problem, chunks)
         try:
             if not Compiling(chunked).refuses(layout):
                 return chunked
+            if of_head is None and refused and not _refuses_head(chunked, layout):
+                of_head = chunked
         except AutoshardError:  # of `with_chunked_loss`, such as of logits with a bias
             return None
-    return None
+    return of_head
+
+
+def _refuses_head(problem: Problem, layout: Strategy) -> bool:
+    """Whether the compiler is expected to refuse a graph of the head."""
+    return any(judge(one).verdict is Verdict.REFUSED for one in head_regions(*problem[:3], layout))
 
 
 def fitting_in_chunks(error: NothingFits, search: Callable[[Problem], SearchResult]) -> Found | None:

@@ -26,6 +26,7 @@ from autoshard.planner.loss_chunks import chunks_that_compile, smallest_useful
 from autoshard.planner.planning import plan_for
 from autoshard.planner.request import PlanRequest
 from autoshard.precedents.graph_size import head_regions
+from autoshard.precedents.will_compile import Verdict, judge
 from autoshard.runtime.rehearse import rehearse
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.prediction import MultiTokenPrediction
@@ -241,6 +242,31 @@ def test_the_fewest_chunks_are_taken_with_which_every_graph_compiles() -> None:
     assert found is not None and found.training.loss_chunks > 1
     half = found._replace(training=replace(training, loss_chunks=found.training.loss_chunks // 2))
     assert not Compiling(found).refuses(layout(dp=64)) and Compiling(half).refuses(layout(dp=64))
+
+
+def test_where_a_block_is_refused_too_the_head_alone_says_how_many_chunks() -> None:
+    """Two sequences a microbatch make a block's graph too large, with any chunks."""
+    training = TrainingSpec(8192, 64, BF16)
+    cluster = replace(load_cluster("trn2.48xlarge", 1), stack="neuron-compiled")
+    problem, two = Problem(load_model("llama3-8b"), training, cluster, "torch"), layout(dp=32, microbatch_size=2)
+    found = chunks_that_compile(problem, two)
+    assert found is not None and Compiling(found).refuses(two)
+
+    def refused(chunks: int) -> bool:
+        asked = replace(training, loss_chunks=chunks)
+        return any(judge(one).verdict is Verdict.REFUSED for one in head_regions(problem.model, asked, cluster, two))
+
+    fewest = found.training.loss_chunks
+    assert fewest == 4 and not refused(fewest) and refused(fewest // 2)
+
+
+def test_another_layout_than_the_fastest_may_need_chunks_to_be_the_plan() -> None:
+    """The fastest has a block that is refused, too; one with context parallelism has none."""
+    request = PlanRequest("command-a", "trn2.48xlarge", nodes=4, backend="torch", top=0)
+    chosen, whole = answer(request), answer(replace(request, loss_chunks=1))
+    assert chosen.problem.training.loss_chunks == 4
+    assert chosen.result.best.estimate.step_time_s < 0.97 * whole.result.best.estimate.step_time_s
+    assert not Compiling(chosen.problem).refuses(chosen.result.best.strategy)
 
 
 def test_logits_with_a_bias_have_no_chunks() -> None:
