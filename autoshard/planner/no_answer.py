@@ -48,10 +48,10 @@ class NothingLegal(AutoshardError):
 
 
 class NothingFits(NoLayoutFits):
-    """No layout fits. Which larger cluster would do, or why none, is found when the text is read. reason: the text
-    without what was asked and what would do. needed_bytes: what the smallest layout needs of a device, or a bound below
-    that. elsewhere: that none fits by another backend either, which may need other nodes. in_time: whether there is
-    time to look for a larger cluster."""
+    """No layout fits. What would do, such as a larger cluster, or why none, is found when the text is read. reason: the
+    text without what was asked and what would do. needed_bytes: what the smallest layout needs of a device, or a bound
+    below that. elsewhere: that none fits by another backend either, which may need other nodes. in_time: whether there
+    is time to look for a larger cluster."""
 
     def __init__(
         self,
@@ -84,10 +84,11 @@ class NothingFits(NoLayoutFits):
 
     @cached_property
     def cure(self) -> str:
-        """The larger cluster that would do, or why none would."""
-        from autoshard.planner.smallest_cluster import shortage
+        """The larger cluster that would do, or why none would, and the precision with which this one would."""
+        from autoshard.planner.smallest_cluster import shortage, with_least_state
 
-        return shortage(self.problem, self.pins, self._in_time)
+        here = with_least_state(self.problem, self.pins, self.needed_bytes, self._in_time)
+        return "; ".join(filter(None, (shortage(self.problem, self.pins, self._in_time), here)))
 
     def beside(self, elsewhere: NothingFits) -> NothingFits:
         """The same error, with what another backend needs."""

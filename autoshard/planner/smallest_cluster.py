@@ -1,8 +1,10 @@
-"""How much larger a cluster would have to be where nothing fits, or why none would do."""
+"""How much larger a cluster would have to be where nothing fits, or why none would do; and whether the model would fit
+on the same one with less training state."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from heapq import nsmallest
 from itertools import islice
@@ -20,7 +22,7 @@ from autoshard.layout.strategy import Strategy
 from autoshard.planner.bounded import Bounded
 from autoshard.planner.candidates import check_pins, meshes, microbatch_sizes, variants, virtual_stages, zero_stages
 from autoshard.planner.choice import one_that_fits
-from autoshard.planner.layouts import MeshDrafts, Scheduled, state_at_least_bytes
+from autoshard.planner.layouts import MeshDrafts, Scheduled, state_at_least_bytes, state_dtypes_bytes
 from autoshard.planner.obstacles import ROOM, Obstacles, obstacles
 from autoshard.planner.priced import Clock, price_layouts
 from autoshard.planner.ranking import Timed, describe
@@ -28,7 +30,8 @@ from autoshard.planner.rejections import Tally
 from autoshard.planner.request import LARGEST_CLUSTER
 from autoshard.planner.watching import goes_on, shown_to
 from autoshard.plans.search_result import Pins
-from autoshard.units import format_bytes
+from autoshard.spec.training import load_precision
+from autoshard.units import counted, format_bytes
 
 if TYPE_CHECKING:
     from autoshard.planner.grid.whole import Priced
@@ -49,6 +52,8 @@ SEARCHED = 200
 searched with all its layouts."""
 
 
+LEAST_STATE = "bf16_sr"
+"""The precision with the least training state."""
 NO_TIME = "no time was left to look for a larger cluster that would do"
 
 
@@ -101,6 +106,25 @@ def larger_one(problem: Problem, pins: Pins, in_time: Callable[[], bool] = goes_
         return _larger_one(problem, larger_clusters(problem, pins, in_time))
     except OutOfTime:
         return NO_TIME
+
+
+def with_least_state(
+    problem: Problem, pins: Pins, needed_bytes: float, in_time: Callable[[], bool] = goes_on
+) -> str | None:
+    """A clause that the model would fit on the same nodes in the precision with the least training state; None where
+    nothing of the layouts that mostly hold least does, or the problem has that precision, or one with quantised
+    products. needed_bytes: what the smallest layout needs of a device."""
+    training, least = problem.training, load_precision(LEAST_STATE)
+    now, then = (sum(state_dtypes_bytes(precision)) for precision in (training.precision, least))
+    most_bytes = now / then * problem.cluster.device.memory_bytes  # nothing else shrinks as much
+    if training.precision.products is not None or now <= then or needed_bytes > most_bytes or not in_time():
+        return None
+    smaller = problem._replace(training=replace(training, precision=least))
+    fits = _frugal_attempt(smaller, pins, problem.cluster.nodes).strategy
+    if fits is None:
+        return None
+    nodes = counted(problem.cluster.nodes, "node")
+    return f"precision={LEAST_STATE}, which has no FP32 master weights, would fit on {nodes} ({describe(fits)})"
 
 
 def _larger_one(problem: Problem, tried: Sequence[Attempt]) -> str | None:

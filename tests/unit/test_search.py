@@ -611,6 +611,27 @@ def test_a_cluster_does_also_where_what_mostly_holds_least_does_not_fit(
     assert said.startswith(f"{nodes} nodes would fit (tp=") and said.endswith(f"{recompute} recompute)")
 
 
+@pytest.mark.parametrize(
+    ("model", "instance", "precision", "fits"),
+    [
+        ("llama3-8b", "trn2.3xlarge", "mixed_precision", True),
+        ("llama3-8b", "trn2.3xlarge", "fp32", True),
+        ("llama2-7b", "trn1.2xlarge", "mixed_precision", False),
+        ("llama3-70b", "trn2.3xlarge", "bf16_sr", False),
+        ("llama3-70b", "h100-80gb", "fp8", False),
+    ],
+)
+def test_a_precision_that_would_fit_on_the_same_nodes_is_named(
+    model: str, instance: str, precision: str, fits: bool
+) -> None:
+    with pytest.raises(NothingFits) as error:
+        autoshard.plan(model, instance, precision=precision, backend="torch")
+    clause = "; precision=bf16_sr, which has no FP32 master weights, would fit on 1 node ("
+    assert (clause in str(error.value)) == fits
+    if fits:
+        assert autoshard.plan(model, instance, precision="bf16_sr", backend="torch").estimate.fits
+
+
 def test_where_nothing_fits_by_either_backend_both_say_what_would_do() -> None:
     """100,000 tokens are no multiple of what the flash kernel of NxD takes: torch fits them on 8 nodes."""
     with pytest.raises(NothingFits) as error:
