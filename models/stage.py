@@ -9,6 +9,7 @@ from math import ceil
 from autoshard.graph.attention_kind import KEY, KEY_BLOCK
 from autoshard.graph.compressed_kinds import SERIES
 from autoshard.graph.ir import Graph, GraphBuilder
+from autoshard.graph.recompute import name_in_block
 from autoshard.models.families import FAMILIES, graph_of
 from autoshard.models.hyper_connections import residual_dims, stream_sizes
 from autoshard.models.padding import heads_of_kinds, multiple_of, padded_width
@@ -58,6 +59,8 @@ def dim_sizes(model: ModelSpec, batch: int, seq: int, tp: int = 1, capacity_fact
         sizes["shared_ffn"] = padded_width(model, model.shared_expert_intermediate_size, tp)
     if model.dense_intermediate_size:
         sizes["dense_ffn"] = padded_width(model, model.dense_intermediate_size, tp)
+    if model.hidden_size_per_layer_input is not None:
+        sizes["layer_input"] = model.hidden_size_per_layer_input
     if model.multi_token_prediction is not None:
         sizes[JOINED] = 2 * model.hidden_size
     if model.latent_attention is not None:
@@ -201,13 +204,19 @@ def active_count(model: ModelSpec) -> int:
 
 
 def parameters_by_dims(model: ModelSpec, learned_only: bool = False) -> dict[tuple[str, ...], int]:
-    """Numbers of parameters of the whole model by the dims that they have, counted as `parameter_count` does.
-    learned_only: without those that have no gradient, such as the bias of a router's choice."""
+    """Numbers of parameters of the whole model by the dims that they have, counted as `parameter_count` does: those
+    that blocks share once. learned_only: without those that have no gradient, such as the bias of a router's choice."""
     sizes, counts = published_sizes(model), dict[tuple[str, ...], int]()
     kinds = model.kind_counts(0, model.num_hidden_layers)
     parts = [(1, stage_graph(model, sizes, (), first=True, last=True))]
     parts += [(count, stage_graph(model, sizes, (kind,), first=False, last=False)) for kind, count in kinds]
+    outside: set[str] = set()
     for count, graph in parts:
         for tensor in graph.learned() if learned_only else graph.parameters():
-            counts[tensor.dims] = counts.get(tensor.dims, 0) + count * graph.num_elements(tensor.name)
+            if is_outside := name_in_block(tensor.name) == "":
+                if tensor.name in outside:
+                    continue
+                outside.add(tensor.name)
+            times = 1 if is_outside else count
+            counts[tensor.dims] = counts.get(tensor.dims, 0) + times * graph.num_elements(tensor.name)
     return counts

@@ -140,6 +140,18 @@ def tp_divides_groups(problem: Problem, draft: Draft) -> str | None:
     )
 
 
+def stages_hold_what_blocks_read(problem: Problem, draft: Draft) -> str | None:
+    """A stage sends its successor the residual stream, not what else blocks read of the embedding and of each other."""
+    if draft.pp == 1 or not problem.model.needs_one_stage:
+        return None
+    read = ["the embedding"] * (problem.model.hidden_size_per_layer_input is not None)
+    read += ["keys and values of earlier blocks"] * (problem.model.num_kv_shared_layers > 0)
+    return (
+        f"pp={draft.pp} is not supported for {problem.model.name}: its blocks read {' and '.join(read)}, which no "
+        "stage sends on; use pp=1"
+    )
+
+
 def sequence_has_entries(problem: Problem, draft: Draft) -> str | None:
     """An entry stands for a whole piece of the sequence."""
     compressed, length = problem.model.compressed_attention, problem.training.sequence_length
@@ -306,6 +318,7 @@ EXPERTS_SPLIT = Rule("the experts do not split over ep", experts_split)
 COMMON_MESH_RULES = (
     Rule("the degrees do not fill the cluster", world_is_filled),
     *TP_RULES,
+    Rule("blocks read what other stages would hold", stages_hold_what_blocks_read),
     Rule("the sequence does not split over cp and tp", sequence_splits),
     Rule("the sequence is shorter than the pieces of compressed attention", sequence_has_entries),
     Rule("etp is no part of tp", experts_are_cut_apart),

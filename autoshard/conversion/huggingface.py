@@ -102,7 +102,9 @@ def huggingface_source(folder: Path, traced: ModelSpec | None = None) -> Source:
     if traced is not None:
         _check_blocks(traced, tensors, used)
         return Source(f"the module's checkpoint {folder}", traced, dtypes, regions, carried)
-    others = tuple(getattr(weights_of(model.family), "LEFT_OUT", ()))
+    weights = weights_of(model.family)
+    left_out = (*getattr(weights, "LEFT_OUT", ()), *getattr(weights, "left_out", lambda model: ())(model))
+    others = tuple(name for start in left_out for name in _names_in_files(start))
     modules = {_module(name) for name in used} if read_other_parts(folder) else None
     for name in sorted(tensors.keys() - used):
         if modules is not None and _module(name) not in modules:
@@ -259,12 +261,17 @@ def _module(tensor: str) -> str:
 
 
 def _name_in_file(tensor: str, found: Mapping[str, Any], folder: Path, says: str) -> str:
-    """The name of a tensor as the files have it: OpenAI's GPT-2 files leave out the outermost module's name, those of
-    models that see images have one more, or have it around the whole model. says: who says that there is one."""
-    for name in (tensor, tensor.removeprefix("transformer."), OUTER + tensor.removeprefix("model."), AROUND + tensor):
+    """The name of a tensor as the files have it. says: who says that there is one."""
+    for name in _names_in_files(tensor):
         if name in found:
             return name
     raise AutoshardError(f"{folder} has no tensor {tensor}, which the model of {says} needs")
+
+
+def _names_in_files(tensor: str) -> tuple[str, ...]:
+    """The names that a tensor may have in files: OpenAI's GPT-2 files leave out the outermost module's name, those of
+    models that see images have one more, or have it around the whole model."""
+    return tensor, tensor.removeprefix("transformer."), OUTER + tensor.removeprefix("model."), AROUND + tensor
 
 
 def _packed_region(

@@ -155,7 +155,7 @@ def _model(name: str) -> KnownModel:
 
 
 def _built_of(model: ModelSpec) -> list[str]:
-    """How many blocks mix tokens by what, the experts, and what predicts more tokens."""
+    """How many blocks mix tokens by what and have keys of others, the experts, and what predicts more tokens."""
     latent = "latent attention" if model.indexer is None else "latent attention with an indexer"
     names = {
         FULL_ATTENTION: FULL_ATTENTION if model.latent_attention is None else latent,
@@ -165,6 +165,10 @@ def _built_of(model: ModelSpec) -> list[str]:
     mixers = Counter(model.mixer_of(layer) for layer in range(model.num_hidden_layers))
     twice = " twice" if model.family.has_two_attentions else ""
     words = [", ".join(f"{count} x {names.get(word, word)}{twice}" for word, count in mixers.items())]
+    if model.num_kv_shared_layers:
+        words.append(f"{model.num_kv_shared_layers} with keys and values of another one")
+    if model.hidden_size_per_layer_input is not None:
+        words.append("an input of its own in each block")
     if model.is_moe:
         some = model.num_sparse_layers < model.num_hidden_layers
         shared = " and a shared one" if model.shared_expert_intermediate_size else ""

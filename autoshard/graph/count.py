@@ -153,7 +153,7 @@ def saved_activations(program: Program, step: Step) -> Mapping[str, float]:
         quantized = None if as_it_was else operand_bytes(program, operator_step)
         for view in views:
             tensor = program.tensor(view)
-            if tensor.role != "parameter" and tensor.differentiable:
+            if tensor.role != "parameter" and tensor.differentiable and tensor.counted:
                 if quantized is not None:  # the copy that the gradient of the weight reads, instead
                     kept[view + QUANTIZED] = program.local_bytes[view] / tensor.element_bytes * quantized
                 else:

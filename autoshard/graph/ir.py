@@ -180,6 +180,13 @@ class GraphBuilder:
             return name
         return self._add(Tensor(name, tuple(dims.split()), "input", 1, differentiable=False, counted=counted))
 
+    def earlier(self, name: str, dims: str) -> str:
+        """The output of an operator of this name, or where none is here an input that another block keeps; returns
+        its name. dims: names with spaces between."""
+        if name in self._tensors:
+            return name
+        return self._add(Tensor(name, tuple(dims.split()), "input", self._element_bytes, counted=False))
+
     def operator(
         self,
         kind: str,

@@ -154,7 +154,8 @@ class _Partitioner:
     def _view(self, name: str, state: State) -> str:
         tensor = self._graph.tensors[name]
         if name not in self._states:  # a parameter or input is stored as its first reader wants it
-            self._states[name] = without_gradient(state)
+            was_made = tensor.role == "input" and tensor.differentiable  # by ranks that take partial gradients of it
+            self._states[name] = state if was_made else without_gradient(state)
         stored = self._states[name]
         if stored == state:
             return name

@@ -29,7 +29,7 @@ UNWRITTEN = (
     *("attention_scores", "clamped_gate", "chunked_attention", "multipliers", "logit_scale", "normalizes_all_heads"),
     *("averages_shared_expert", "normalizes_turned_heads", "normalizes_values", "learns_activation"),
     "weighs_each_head",
-    *("global_attention", "v_head_dim"),
+    *("global_attention", "v_head_dim", "hidden_size_per_layer_input", "num_kv_shared_layers"),
 )
 """Fields of ModelSpec that no framework's file is written with here."""
 

@@ -283,6 +283,7 @@ def _model(original: Plan, strategy: Strategy, vocab_size: int, more_heads: int)
         v_head_dim=None if model.v_head_dim is None else max(1, HEAD_DIM * model.v_head_dim // model.head_dim),
         global_attention=wide,
         moe_latent_size=None if model.moe_latent_size is None else hidden // 2,
+        hidden_size_per_layer_input=None if model.hidden_size_per_layer_input is None else HEAD_DIM,
         router=None
         if model.router is None
         else model.router.shrunk(held + (2 if model.zero_expert_num else 0), experts),

@@ -95,8 +95,9 @@ class ModelSpec:
     mlp_layer_types: Of each block of a mixture, dense (an MLP of dense_intermediate_size) | sparse (experts) | hashed
         (deepseek_v4: experts that a table of tokens chooses); of each block of nemotron_h also none (its tokens are
         mixed instead); absent where all blocks are alike.
-    dense_intermediate_size: Width of the MLP of a mixture's blocks without experts, and of both MLPs that each block of
-        longcat_flash has beside its experts; absent without such MLPs.
+    dense_intermediate_size: Width of the MLP of a mixture's blocks without experts, of both MLPs that each block of
+        longcat_flash has beside its experts, and of the MLP of the blocks that num_kv_shared_layers counts, where that
+        is another than the others'; absent without such MLPs.
     position_types: Of each block, rope (rotary positions) | nope (no positions); absent where all blocks have them.
     gate_types: Of each block, whose gates clamped_gate cuts off: free (nobody's) | routed (the routed experts') |
         shared (those of the shared expert, or of the MLP in place of experts) | both; absent where it is the routed
@@ -139,6 +140,10 @@ class ModelSpec:
         num_experts_per_tok among both; 0 without.
     clamped_gate: Activation with a gate that is cut off, of the experts or as gate_types says; absent where it is
         hidden_act's.
+    hidden_size_per_layer_input: Width of the vector that each block makes of a token and its embedding by tables of its
+        own, and multiplies a gate by (gemma4_text); absent where blocks see the residual stream alone.
+    num_kv_shared_layers: Blocks at the end that have no keys and values of their own: they take those of the last block
+        before them that has some and the same word in layer_types (gemma4_text); 0 without.
     multi_token_prediction: The module behind the last block that predicts the token after the next one; absent where
         training leaves it out, which it does unless it was asked to have it.
     dropout: What training drops; absent where it drops nothing, which it does, whatever a config says, unless it
@@ -205,6 +210,8 @@ class ModelSpec:
     moe_latent_size: Annotated[Count | None, Absence.WRITTEN] = None
     zero_expert_num: Annotated[Whole, Absence.WRITTEN] = 0
     clamped_gate: Annotated[ClampedGate | None, Absence.WRITTEN] = None
+    hidden_size_per_layer_input: Annotated[Count | None, Absence.WRITTEN] = None
+    num_kv_shared_layers: Annotated[Whole, Absence.WRITTEN] = 0
     multi_token_prediction: Annotated[MultiTokenPrediction | None, Absence.WRITTEN] = None
     dropout: Annotated[Dropout, Absence.WRITTEN] = NO_DROPOUT
     graph: Annotated[TracedGraph | None, Absence.WRITTEN] = None
@@ -228,6 +235,8 @@ class ModelSpec:
         said: list[tuple[object, ...]] = [types for types in self._types.values() if types]
         if self.indexer_types:  # the first of those that see one choice counts it (models/deepseek/attention.py)
             said.append(tuple(layer - self.chooser_of(layer) == 1 for layer in range(self.num_hidden_layers)))
+        if self.num_kv_shared_layers:
+            said.append(tuple(map(self.shares_keys, range(self.num_hidden_layers))))
         return blocks_of(zip(*said, strict=True)) if said else Blocks((0,) * self.num_hidden_layers)
 
     @property
@@ -240,10 +249,18 @@ class ModelSpec:
         return self.blocks.kind_counts(first, stop)
 
     def some_blocks(self, places: Sequence[int]) -> ModelSpec:
-        """The model with these of its blocks alone, in this order."""
+        """The model with these of its blocks alone, in this order. Those that take keys and values of another one have
+        their own, too, up to the last one that no block is left to take them of."""
         picked: dict[str, Any] = {
             name: tuple(types[place] for place in places) for name, types in self._types.items() if types
         }
+        if self.num_kv_shared_layers:
+            own = next((at for at, place in enumerate(places) if self.shares_keys(place)), len(places))
+            left = {self.mixer_of(place) for place in places[:own]}
+            alone = (at + 1 for at, place in enumerate(places) if at >= own and self.mixer_of(place) not in left)
+            picked["num_kv_shared_layers"] = len(places) - max(alone, default=own)
+            if not picked["num_kv_shared_layers"]:
+                picked["dense_intermediate_size"] = 0
         return replace(self, num_hidden_layers=len(places), **picked)
 
     @cached_property
@@ -331,6 +348,23 @@ class ModelSpec:
         if behind == self.num_hidden_layers or self.chooser_of(behind) == behind:
             return None
         return self.choice_of(behind)
+
+    def shares_keys(self, layer: int) -> bool:
+        """Whether a block takes keys and values of another one."""
+        return layer >= self.num_hidden_layers - self.num_kv_shared_layers
+
+    def keys_of(self, layer: int) -> int:
+        """The block whose keys and values a block sees: itself, or the last one with such and the same mixer."""
+        if not self.shares_keys(layer):
+            return layer
+        own = range(self.num_hidden_layers - self.num_kv_shared_layers - 1, -1, -1)
+        return next(place for place in own if self.mixer_of(place) == self.mixer_of(layer))
+
+    @property
+    def needs_one_stage(self) -> bool:
+        """Whether blocks read what the embedding or an earlier block made, beside the residual stream that stages
+        send."""
+        return self.hidden_size_per_layer_input is not None or self.num_kv_shared_layers > 0
 
     @property
     def chooses_keys(self) -> bool:

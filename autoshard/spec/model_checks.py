@@ -68,12 +68,14 @@ def check_model(model: ModelSpec) -> None:
     _check_indexer(model)
     _check_block_indexer(model)
     _check_experts(model)
+    _check_shared_keys(model)
     _check_kinds(model)
     _check_turned_part(model)
     _check_shared_indexers(model)
     _check_branch_multipliers(model)
     _check_branch_norms(model)
     _check_gates(model)
+    _check_own_inputs(model)
     _check_prediction(model)
     _check_graph(model)
 
@@ -449,7 +451,8 @@ def _check_kinds(model: ModelSpec) -> None:
             f"{model.model_type} has beside its experts"
         )
     has_widths = model.family.has_two_attentions or (DENSE in model.mlp_layer_types and (model.is_moe or not none))
-    if has_widths != (model.dense_intermediate_size > 0):
+    of_shared_keys = model.num_kv_shared_layers > 0 and not model.is_moe  # which _check_shared_keys has looked at
+    if has_widths != (model.dense_intermediate_size > 0) and not of_shared_keys:
         raise AutoshardError(
             f"dense_intermediate_size={model.dense_intermediate_size} of {model.name} must be the width of the blocks "
             f"that are {DENSE} in mlp_layer_types, and 0 without such blocks"
@@ -490,6 +493,55 @@ def _check_shared_indexers(model: ModelSpec) -> None:
                     f"{model.chooser_of(layer)} chose; but layer_types says {word} of block {place}, not "
                     f"{FULL_ATTENTION}"
                 )
+
+
+def _check_shared_keys(model: ModelSpec) -> None:
+    """Blocks that take keys and values of another one only where the model_type can have them, behind such a block of
+    each of their mixers."""
+    count, of = model.num_kv_shared_layers, model.name
+    check_integer(of, "num_kv_shared_layers", count, at_least=0, at_most=MOST_REPEATED)
+    if not count:
+        return
+    if "num_kv_shared_layers" not in model.family.may_have:
+        raise AutoshardError(
+            f"num_kv_shared_layers={count} of {of} must be 0: each block of model_type={model.model_type} has keys and "
+            f"values of its own; blocks of {with_trait('num_kv_shared_layers')} may take those of another one"
+        )
+    if count >= model.num_hidden_layers:
+        raise AutoshardError(
+            f"num_kv_shared_layers={count} of {of} must be below num_hidden_layers={model.num_hidden_layers}: the "
+            "others' keys and values are taken"
+        )
+    if not model.is_moe and model.dense_intermediate_size not in (0, 2 * model.intermediate_size):
+        raise AutoshardError(
+            f"dense_intermediate_size={show(model.dense_intermediate_size)} of {of} must be twice intermediate_size="
+            f"{model.intermediate_size}, the width of the MLPs of its last {counted(count, 'block')}, or 0 where these "
+            "are as wide as the others"
+        )
+    if not isinstance(model.layer_types, tuple) or len(model.layer_types) not in (0, model.num_hidden_layers):
+        return  # which has an error of its own
+    shared = filter(model.shares_keys, range(model.num_hidden_layers))
+    own = {model.mixer_of(layer) for layer in range(model.num_hidden_layers - count)}
+    for layer in shared:
+        if (word := model.mixer_of(layer)) not in own:
+            raise AutoshardError(
+                f"num_kv_shared_layers={count} of {of}: layer_types says {word} of block {layer}, but of none of "
+                "the blocks whose keys and values it could take"
+            )
+
+
+def _check_own_inputs(model: ModelSpec) -> None:
+    """A width of blocks' own inputs only where the model_type can have one."""
+    width = model.hidden_size_per_layer_input
+    if width is None:
+        return
+    check_integer(model.name, "hidden_size_per_layer_input", width)
+    if "hidden_size_per_layer_input" not in model.family.may_have:
+        raise AutoshardError(
+            f"hidden_size_per_layer_input={width} of {model.name} must be absent: blocks of model_type="
+            f"{model.model_type} see the residual stream alone; those of {with_trait('hidden_size_per_layer_input')} "
+            "may have an input of their own"
+        )
 
 
 def _mixers(model: ModelSpec) -> tuple[str, ...]:

@@ -36,6 +36,8 @@ OPTIONAL_FIELDS = (
     "indexer_types",
     "zero_expert_num",
     "block_indexer",
+    "hidden_size_per_layer_input",
+    "num_kv_shared_layers",
 )
 
 
@@ -267,7 +269,7 @@ _BUILT_IN = {
         qk_norm=EACH_HEAD,
         normalizes_values=True,
         scales_embedding=True,
-        may_have=("global_attention",),
+        may_have=("global_attention", "hidden_size_per_layer_input", "num_kv_shared_layers"),
     ),
     "hunyuan_v1_dense": Family("hunyuan", qk_norm=EACH_HEAD, normalizes_turned_heads=True),
     "hunyuan_v1_moe": Family(

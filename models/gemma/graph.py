@@ -63,10 +63,19 @@ def sandwiched_mlp(
     return residual(b, model, f"{prefix}.mlp_residual", x, (down, f"{prefix}.mlp.dropout"))
 
 
-def normed_attention(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str, behind: str) -> str:
-    """Append x + norm(attention(norm(x))), and return it. x: [batch, seq, embed]. behind: name of the outer norm."""
+def normed_attention(
+    b: GraphBuilder,
+    model: ModelSpec,
+    x: str,
+    layer: int,
+    kernel: str,
+    behind: str,
+    inner: Callable[..., str] = attended,
+) -> str:
+    """Append x + norm(attention(norm(x))), and return it. x: [batch, seq, embed]. behind: name of the outer norm.
+    inner: appends the attention and the norm before it, and is called as Llama's `attended` is."""
     prefix = f"model.layers.{layer}"
-    out = attended(b, model, x, layer, kernel)
+    out = inner(b, model, x, layer, kernel)
     b.module = "attention_norm"
     out = norm(b, model, f"{prefix}.{behind}", out)
     return residual(b, model, f"{prefix}.attention_residual", x, (out, f"{prefix}.self_attn.dropout"))

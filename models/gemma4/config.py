@@ -1,4 +1,4 @@
-"""The config.json of Gemma 4's text models: the dense 31B and the mixture 26B-A4B."""
+"""The config.json of Gemma 4's text models: the dense 31B, E2B and E4B, and the mixture 26B-A4B."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autoshard.errors import AutoshardError
-from autoshard.files.fields import show
+from autoshard.files.fields import check_flag, show
 from autoshard.models.config_fields import Config, rope_parameters_of_kinds, ropes_of_kinds
 from autoshard.models.gemma.config import usual_fields
 from autoshard.models.llama.config import Defaults, every_few, read_as_llama, written_as_llama
@@ -25,29 +25,21 @@ WINDOW, PATTERN, GLOBAL_HEAD_DIM = 512, 6, 512
 """Without the keys; every so many blocks there is one without a window."""
 SCALE = 1.0
 """By which attention multiplies its scores, whatever a head's width is."""
+VOCABULARY = 262_144
 SIZES = {
     "hidden_size": 2304,
     "intermediate_size": 9216,
     "num_hidden_layers": 30,
     "num_attention_heads": 8,
-    "vocab_size": 262_144,
+    "vocab_size": VOCABULARY,
     "max_position_embeddings": 131_072,
     "hidden_size_per_layer_input": 256,
 }
 """Sizes in transformers: the text_config of a published one leaves out those that are its own too."""
-NOT_BUILT = {
-    "hidden_size_per_layer_input": "an embedding of each block's own (E2B, E4B)",
-    "num_kv_shared_layers": "blocks that take keys and values of another one (E2B, E4B)",
-}
-"""Keys that must be 0 or null -> what else they would say."""
-UNSUPPORTED = (("use_double_wide_mlp", True),)
 
 
 def read(config: Config, model_type: str) -> ModelSpec:
     config.fill(SIZES)
-    for key, what in NOT_BUILT.items():
-        if not config.is_null(key) and (count := config.integer(key, 0, at_least=0)):
-            raise AutoshardError(f"{key}={count} of {config.name} is not supported: {what}; 0 is")
     if (seen := config.value("use_bidirectional_attention", "vision")) != "vision":
         raise AutoshardError(
             f"use_bidirectional_attention={show(seen)} of {config.name} is not supported; null is, and vision, which "
@@ -73,6 +65,8 @@ def read(config: Config, model_type: str) -> ModelSpec:
         final_logit_softcapping=config.optional("final_logit_softcapping", None),
         **_ropes(config),
         **_experts(config),
+        **_own_inputs(config),
+        **_shared_keys(config, layers),
     )
 
 
@@ -132,6 +126,40 @@ def _experts(config: Config) -> dict[str, Any]:
     }
 
 
+def _own_inputs(config: Config) -> dict[str, Any]:
+    """The width of the input that each block has of its own (E2B, E4B), 0 or null for none.
+
+    Raises AutoshardError where its tables have other tokens than the embedding's.
+    """
+    if config.is_null("hidden_size_per_layer_input"):
+        return {}
+    if not (width := config.integer("hidden_size_per_layer_input", at_least=0)):
+        config.gives("vocab_size_per_layer_input")  # transformers reads it of none
+        return {}
+    tokens = config.integer("vocab_size")
+    if (rows := config.value("vocab_size_per_layer_input", VOCABULARY)) != tokens:
+        raise AutoshardError(
+            f"vocab_size_per_layer_input={show(rows)} of {config.name} is not supported; vocab_size={tokens} is"
+        )
+    return {"hidden_size_per_layer_input": width}
+
+
+def _shared_keys(config: Config, layers: int) -> dict[str, Any]:
+    """How many of the last blocks take keys and values of an earlier one (E2B, E4B), and their MLPs, which may be twice
+    as wide."""
+    count, wide = 0, config.value("use_double_wide_mlp", False)
+    if not config.is_null("num_kv_shared_layers"):
+        count = config.integer("num_kv_shared_layers", 0, at_least=0, at_most=MOST_REPEATED)
+    check_flag(config.name, "use_double_wide_mlp", wide)
+    if not count or not wide:
+        return {"num_kv_shared_layers": count}
+    if config.value("enable_moe_block", False) is True:
+        raise AutoshardError(
+            f"use_double_wide_mlp={wide} of {config.name} is not supported with enable_moe_block; False is"
+        )
+    return {"num_kv_shared_layers": count, "dense_intermediate_size": 2 * config.integer("intermediate_size")}
+
+
 def write(model: ModelSpec) -> dict[str, Any]:
     wide, written = model.global_attention, written_as_llama(model)
     assert wide is not None, model.name
@@ -146,9 +174,10 @@ def write(model: ModelSpec) -> dict[str, Any]:
         "layer_types": list(model.layer_types),
         **rope_parameters_of_kinds(model),
         "final_logit_softcapping": model.final_logit_softcapping,
-        "hidden_size_per_layer_input": 0,
-        "num_kv_shared_layers": 0,
-        "use_double_wide_mlp": False,
+        "hidden_size_per_layer_input": model.hidden_size_per_layer_input or 0,
+        "vocab_size_per_layer_input": model.vocab_size,
+        "num_kv_shared_layers": model.num_kv_shared_layers,
+        "use_double_wide_mlp": model.dense_intermediate_size > 0,
         "use_bidirectional_attention": None,
         "enable_moe_block": model.is_moe,
     }

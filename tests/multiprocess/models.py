@@ -880,6 +880,20 @@ MODELS["gemma4 moe"] = replace(
     num_local_experts=4,
     num_experts_per_tok=2,
 )
+MODELS["gemma4 e"] = replace(
+    MODELS["gemma4"],
+    layer_types=("sliding_attention", "full_attention") * 2,
+    global_attention=GlobalAttention(1, 16),
+    hidden_size_per_layer_input=6,
+    num_kv_shared_layers=2,
+    dense_intermediate_size=192,
+)
+MODELS["gemma4 e, experts"] = replace(
+    MODELS["gemma4 moe"],
+    layer_types=("sliding_attention", "full_attention") * 2,
+    hidden_size_per_layer_input=6,
+    num_kv_shared_layers=1,
+)
 MODELS["gemma2, one kv head"] = replace(MODELS["gemma2"], num_key_value_heads=1)
 MODELS["gpt oss"] = replace(
     LLAMA,

@@ -364,6 +364,20 @@ CASES[4] |= {
     "gemma4 tp x cp": ("gemma4", strategy(tp=2, cp=2, attention="ring"), 2),
     "gemma4 moe, experts apart": ("gemma4 moe", strategy(tp=4, ep=2, etp=2), 2),
 }
+CASES[2] |= {
+    "gemma4 e tp": ("gemma4 e", strategy(tp=2, recompute="full"), 2),
+    "gemma4 e tp, no sequence parallel": ("gemma4 e", strategy(tp=2, sp=False, recompute="mlp"), 2),
+    "gemma4 e dp, ZeRO-3": ("gemma4 e", strategy(dp=2, zero=3, recompute="full"), 2),
+    "gemma4 e dp, ZeRO-2": ("gemma4 e", strategy(dp=2, zero=2, mbs=2), 2),
+    "gemma4 e zigzag ring": ("gemma4 e", strategy(cp=2, attention="zigzag_ring", recompute="attention"), 2),
+    "packed documents, gemma4 e": ("gemma4 e", strategy(tp=2, recompute="attention+mlp"), 2),
+    "gemma4 e moe ep": ("gemma4 e, experts", strategy(dp=2, ep=2), 2),
+}
+CASES[4] |= {
+    "gemma4 e tp, keys replicated": ("gemma4 e", strategy(tp=4, recompute="core_attention"), 2),
+    "gemma4 e tp x cp": ("gemma4 e", strategy(tp=2, cp=2, attention="ring"), 2),
+    "gemma4 e tp x dp, ZeRO-1": ("gemma4 e", strategy(tp=2, dp=2, zero=1, kernel="plain"), 2),
+}
 CASES[8] |= {"gemma4, keys replicated over two axes": ("gemma4", strategy(tp=8), 2)}
 CASES[2] |= {
     "gpt oss tp": ("gpt oss", strategy(tp=2), 2),
@@ -1234,8 +1248,8 @@ CHUNKED = "loss in chunks"
 """How the names of cases begin whose loss comes in chunks."""
 
 
-Family = tuple[str, bool]
-"""The model type, and whether there is a prediction module."""
+Family = tuple[str, bool, bool]
+"""The model type, whether there is a prediction module, and whether blocks read what others made."""
 Sort = tuple[str, tuple[str, ...], int]
 """Of operators: kind, names of attributes, number of inputs."""
 
@@ -1282,7 +1296,7 @@ def _operators(name: str) -> Set[Sort]:
 
 def _family(one: tuple[str, Strategy, int]) -> Family:
     model = MODELS[one[0]]
-    return model.model_type, model.multi_token_prediction is not None
+    return model.model_type, model.multi_token_prediction is not None, model.needs_one_stage
 
 
 def _first_of_its_model(name: str) -> bool:

@@ -1249,6 +1249,31 @@ CONFIGS["gemma4, experts, no windows"] = {
         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
     },
 }
+CONFIGS["gemma4, own inputs, shared keys"] = {  # transformers 5.23 runs no shared keys without own inputs
+    **GEMMA4,
+    "num_hidden_layers": 4,
+    "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+    "hidden_size_per_layer_input": 36,
+    "vocab_size_per_layer_input": SMALL["vocab_size"],
+    "num_kv_shared_layers": 2,
+    "use_double_wide_mlp": True,
+}
+CONFIGS["gemma4, keys of a block far before, biases"] = {
+    **GEMMA4,
+    "num_hidden_layers": 4,
+    "attention_bias": True,
+    "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+    "attention_k_eq_v": True,
+    "num_global_key_value_heads": 1,
+    "hidden_size_per_layer_input": 36,
+    "vocab_size_per_layer_input": SMALL["vocab_size"],
+    "num_kv_shared_layers": 1,
+}
+CONFIGS["gemma4, own inputs, experts"] = {
+    **CONFIGS["gemma4, experts"],
+    "hidden_size_per_layer_input": 36,
+    "vocab_size_per_layer_input": SMALL["vocab_size"],
+}
 CONFIGS["minimax m2"] = {
     **SMALL,
     "model_type": "minimax_m2",

@@ -43,6 +43,10 @@ def test_all_words_are_asked_for_in_any_of_the_names() -> None:
 def test_a_model_is_described_in_words() -> None:
     said = {one.name: one.built_of for one in autoshard.list_models().rows}
     assert said["llama3-8b"] == "32 x full_attention"
+    assert said["gemma4-e2b"] == (
+        "28 x sliding_attention, 7 x full_attention; 20 with keys and values of another one; an input of its own in "
+        "each block"
+    )
     assert said["gemma3-27b"] == "52 x sliding_attention, 10 x full_attention"
     assert said["deepseek-v3"] == "61 x latent attention; 8 of 256 experts and a shared one in 58 blocks"
     assert said["nemotron-h-8b"] == "24 x mamba, 24 x MLP or experts alone, 4 x full_attention"

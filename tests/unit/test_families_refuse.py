@@ -24,6 +24,7 @@ from tests.unit.family_configs import (
     read,
 )
 
+GEMMA4 = {"hidden_size_per_layer_input": 0, "layer_types": [*["sliding_attention"] * 3, "full_attention"]}
 STEP_WINDOWS = {"layer_types": ["full_attention", *["sliding_attention"] * 3], "sliding_window": 64}
 
 
@@ -739,18 +740,37 @@ STEP_WINDOWS = {"layer_types": ["full_attention", *["sliding_attention"] * 3], "
         ),
         (
             "gemma4_text",
-            {"hidden_size_per_layer_input": 256},
-            "hidden_size_per_layer_input=256 of m is not supported: an embedding of each block's own (E2B, E4B); 0 is",
+            {**GEMMA4, "hidden_size_per_layer_input": 64, "vocab_size_per_layer_input": 128},
+            "vocab_size_per_layer_input=128 of m is not supported; vocab_size=128256 is",
         ),
         (
             "gemma4_text",
-            {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 2},
+            {**GEMMA4, "num_kv_shared_layers": 4},
+            ("num_kv_shared_layers=4 of m must be below num_hidden_layers=4: the others' keys and values are taken"),
+        ),
+        (
+            "gemma4_text",
+            {**GEMMA4, "num_kv_shared_layers": 2},
             (
-                "num_kv_shared_layers=2 of m is not supported: blocks that take keys and values of another one (E2B, "
-                "E4B); 0 is"
+                "num_kv_shared_layers=2 of m: layer_types says full_attention of block 3, but of none of the blocks "
+                "whose keys and values it could take"
             ),
         ),
-        ("gemma4_text", {"use_double_wide_mlp": True}, "use_double_wide_mlp=True of m is not supported; False is"),
+        ("gemma4_text", {**GEMMA4, "use_double_wide_mlp": 2}, "use_double_wide_mlp=2 of m must be true or false"),
+        (
+            "gemma4_text",
+            {
+                **GEMMA4,
+                "layer_types": ["full_attention"] * 4,
+                "num_kv_shared_layers": 1,
+                "use_double_wide_mlp": True,
+                "enable_moe_block": True,
+                "num_experts": 8,
+                "top_k_experts": 2,
+                "moe_intermediate_size": 16,
+            },
+            "use_double_wide_mlp=True of m is not supported with enable_moe_block; False is",
+        ),
         (
             "gemma4_text",
             {"hidden_size_per_layer_input": 0, "use_bidirectional_attention": "all"},

@@ -693,7 +693,7 @@ def test_the_text_model_of_a_checkpoint_that_sees_images_is_read(name: str, tmp_
     assert bytes_of(tmp_path / "again") == bytes_of(plain)
 
 
-@pytest.mark.parametrize("name", ["gemma4", "gemma4 moe"])
+@pytest.mark.parametrize("name", ["gemma4", "gemma4 moe", "gemma4 e"])
 def test_the_text_model_of_a_gemma4_that_sees_and_hears_is_read(name: str, tmp_path: Path) -> None:
     plain, seeing = (huggingface_folder(tmp_path / form, MODELS[name]) for form in ("plain", "seeing"))
     tensors = weights(MODELS[name], "F32")

@@ -116,17 +116,22 @@ def narrow_experts(model: ModelSpec) -> int:
 
 
 def gemma4_block(model: ModelSpec, layer: int) -> int:
-    """Four norms, a norm of a head's queries and one of its keys; in blocks without a window keys are values. Experts
-    have three norms more, a router with a weight of its norm, and a factor each."""
+    """Four norms, a norm of a head's queries and one of its keys; in blocks without a window keys may be values.
+    Experts have three norms more, a router with a weight of its norm, and a factor each. The last blocks may have
+    neither keys nor values, and then MLPs twice as wide. For an input of its own a block has a table, three matrices
+    and a norm."""
     hidden, heads, wide = model.hidden_size, model.num_attention_heads, model.global_attention
     assert wide is not None
-    if model.layer_types[layer] == "sliding_attention":
-        attention = 2 * hidden * (heads + model.num_key_value_heads) * model.head_dim + 2 * model.head_dim
-    else:
-        width = wide.global_head_dim
-        attention = hidden * (2 * heads + wide.num_global_key_value_heads) * width + 2 * width
+    shares = layer >= model.num_hidden_layers - model.num_kv_shared_layers
+    keys, width, each = model.num_key_value_heads, model.head_dim, 2
+    if model.layer_types[layer] != "sliding_attention":
+        keys, width, each = wide.num_global_key_value_heads, wide.global_head_dim, 1 if wide.attention_k_eq_v else 2
+    attention = hidden * (2 * heads + (0 if shares else each * keys)) * width + (1 if shares else 2) * width
+    if (own := model.hidden_size_per_layer_input) is not None:
+        attention += model.vocab_size * own + 3 * hidden * own + hidden
     if not model.is_moe:
-        return attention + 3 * hidden * model.intermediate_size + 4 * hidden
+        widths = 2 if shares and model.dense_intermediate_size else 1
+        return attention + 3 * hidden * model.intermediate_size * widths + 4 * hidden
     mlp = 3 * hidden * model.shared_expert_intermediate_size
     experts = model.num_local_experts * (3 * hidden * model.intermediate_size + hidden + 1) + hidden
     return attention + mlp + experts + 7 * hidden
@@ -156,7 +161,8 @@ def parameters(model: ModelSpec) -> int:
     queries, keys = model.num_attention_heads * model.head_dim, model.num_key_value_heads * model.head_dim
     attention = 2 * hidden * queries + 2 * hidden * keys
     if model.model_type == "gemma4_text":
-        return vocabulary + hidden + sum(gemma4_block(model, layer) for layer in range(layers))
+        norms = hidden + (model.hidden_size_per_layer_input or 0)  # the last one, and that of all blocks' own inputs
+        return vocabulary + norms + sum(gemma4_block(model, layer) for layer in range(layers))
     if model.model_type == "mimo_v2_flash":
         mixers = sum(mimo_mixer(model, layer) for layer in range(layers))
         return vocabulary + mixers + layers * 2 * hidden + mlp_parameters(model) + hidden
@@ -442,6 +448,8 @@ def recurrence(model: ModelSpec) -> int:
         ("apertus-70b", 70_599_864_480),
         ("gemma4-31b", 30_697_345_280),
         ("gemma4-26b-a4b", 25_233_141_760),
+        ("gemma4-e2b", 4_628_569_344),
+        ("gemma4-e4b", 7_463_013_376),
         ("trinity-nano", 6_119_996_416),
         ("trinity-mini", 26_123_970_560),
         ("trinity-large", 398_635_272_192),

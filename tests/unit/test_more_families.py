@@ -660,9 +660,15 @@ def test_what_a_gemma4_config_leaves_out() -> None:
     assert mixed.global_attention == GlobalAttention(2, 512, attention_k_eq_v=True)
     assert (mixed.intermediate_size, mixed.shared_expert_intermediate_size) == (512, 1536)
     assert (mixed.num_local_experts, mixed.num_experts_per_tok, mixed.norm_topk_prob) == (8, 2, True)
-    for one in (model, mixed):
-        assert from_config(to_config(one), "m") == one
+    small = from_config({"model_type": "gemma4_text", "num_kv_shared_layers": 10, "use_double_wide_mlp": True}, "m")
+    assert (small.hidden_size_per_layer_input, small.num_kv_shared_layers) == (256, 10)
+    assert (small.intermediate_size, small.dense_intermediate_size) == (9216, 18_432)
+    assert small.kinds == (0, 5, 20, 23)
+    for one in (model, mixed, small, replace(small, dense_intermediate_size=0), load_model("google/gemma-4-E2B-it")):
+        assert from_config(to_config(one), one.name) == one
         assert unwritten(one) == "layer_types"
+    alone = replace(small, num_kv_shared_layers=0, dense_intermediate_size=0)
+    assert from_config({**to_config(alone), "use_double_wide_mlp": True}, "m") == alone  # which says it of no block
 
 
 def test_what_a_cohere_config_leaves_out() -> None:

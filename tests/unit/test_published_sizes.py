@@ -30,6 +30,13 @@ def without_tables(model: ModelSpec) -> int:
     return parameter_count(model) - tables(model)
 
 
+def without_own_tables(model: ModelSpec) -> int:
+    """All but the tables of tokens that blocks have of their own."""
+    return (
+        parameter_count(model) - model.vocab_size * (model.hidden_size_per_layer_input or 0) * model.num_hidden_layers
+    )
+
+
 def with_prediction(model: ModelSpec) -> int:
     """All but the tables, with the module for multi-token prediction."""
     return without_tables(replace(model, multi_token_prediction=MultiTokenPrediction()))
@@ -146,6 +153,7 @@ PUBLISHED: tuple[tuple[str, Callable[[ModelSpec], int], str, str], ...] = (
     ("gemma4-31b", parameter_count, "30.7e9", "model card"),
     ("gemma4-26b-a4b", parameter_count, "25.2e9", "model card"),
     ("gemma4-26b-a4b", active, "3.8e9", "model card"),
+    ("gemma4-e2b", without_own_tables, "2.3e9", "another project's table of it: effective ones"),
     ("trinity-nano", parameter_count, "6e9", "model card"),
     ("trinity-mini", parameter_count, "26e9", "model card"),
     ("trinity-mini", active, "3e9", "model card"),

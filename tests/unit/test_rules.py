@@ -226,6 +226,14 @@ BROKEN: list[tuple[dict[str, Any], dict[str, Any], str]] = [
             "(torch-neuronx 2.13.3) on, not under sdk=2.32; use all_gather"
         ),
     ),
+    (
+        {"model": load_model("gemma4-e4b"), "backend": "torch", **on("trn2.48xlarge", 1)},
+        {"tp": 4, "pp": 2, "dp": 8},
+        (
+            "pp=2 is not supported for gemma4-e4b: its blocks read the embedding and keys and values of earlier "
+            "blocks, which no stage sends on; use pp=1"
+        ),
+    ),
     ({}, {"dp": 4}, "tp=32 x pp=8 x dp=4 x cp=1 is 1,024 devices; 16 x trn1.32xlarge has 512"),
     ({}, {"tp": 4, "dp": 16}, "tp=4 is not a group of trn1.32xlarge at lnc 1; degrees that are: 1, 2, 8, 32"),
     ({}, {"tp": 64, "dp": 1}, "tp=64 is not a group of trn1.32xlarge at lnc 1; degrees that are: 1, 2, 8, 32"),
