@@ -315,13 +315,12 @@ def _model(flags: dict[str, str]) -> WrittenModel:
     key = next((key for key in ("tokenizer-model", "tokenizer-type") if guessed_vocabulary(key, flags.get(key))[0]), "")
     vocabulary, notes = guessed_vocabulary(f"--{key}", flags.get(key))
     assumed = {**GPT, **WITHOUT_EXPERTS, "intermediate_size": _inner_size(said)}
-    if others := [flag for flag in OTHER_GRAPHS if flag in flags] + [
-        key.removeprefix("--") for key, has_it in _built_in_graphs(flags).values() if has_it
-    ]:
-        assumed["block"] = f"--{others[0]}"
+    graphs = [f"--{flag}" for flag in OTHER_GRAPHS if flag in flags]
+    graphs += [key for key, has_it in _built_in_graphs(flags).values() if has_it]
     if vocabulary is not None:
         assumed["vocab_size"] = vocabulary
-    return WrittenModel(said, assumed, whole=True, notes=() if "vocab_size" in said else notes)
+    notes = () if "vocab_size" in said else notes
+    return WrittenModel(said, assumed, whole=True, other_graph=next(iter(graphs), ""), notes=notes)
 
 
 def _built_in_graphs(flags: dict[str, str]) -> dict[str, tuple[str, Any]]:

@@ -32,8 +32,8 @@ class WrittenModel:
     said: (the file's key, its value). assumed: values that the format takes if the file is silent. whole: whether both
     together are a model, except for a vocabulary, rather than a few sizes of one that another file describes.
     model_types: those that it can be; empty for any. config: the other file, as the file names it. plain: whether the
-    framework runs it as Llama 2's graph, whatever window and width of heads it has. notes: which of `assumed` are
-    guesses.
+    framework runs it as Llama 2's graph, whatever window and width of heads it has. other_graph: a key of the file for
+    a graph that no model is made of here; empty for none. notes: which of `assumed` are guesses.
     """
 
     said: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
@@ -42,6 +42,7 @@ class WrittenModel:
     model_types: tuple[str, ...] = ()
     config: str | None = None
     plain: bool = False
+    other_graph: str = ""
     notes: tuple[str, ...] = ()
 
     @property
@@ -156,19 +157,26 @@ def shown(value: object) -> str:
 
 def models_with(written: WrittenModel) -> tuple[ModelSpec, ...]:
     """The built-in models that have every wanted property but perhaps another number of blocks; none if the file says
-    nothing.
+    nothing, or has a graph that no model is made of.
 
     Of several, those with the wanted number of blocks, if there are any; then those with the wanted number of
     positions. Models that are the same but for their names count once.
     """
-    wanted = written.wanted
-    if not written.said:
-        return ()
+    return _with_all(written.wanted, written.model_types) if written.said and not written.other_graph else ()
+
+
+def models_as_said(written: WrittenModel) -> tuple[ModelSpec, ...]:
+    """The same of the properties that the file states, whatever it is silent about."""
+    said = {name: value for name, (_, value) in written.said.items()}
+    return _with_all(said, written.model_types) if said.keys() >= {"hidden_size", "num_hidden_layers"} else ()
+
+
+def _with_all(wanted: Mapping[str, Any], model_types: tuple[str, ...]) -> tuple[ModelSpec, ...]:
     compared = {name: value for name, value in wanted.items() if name != "num_hidden_layers"}
     models = [
         model
         for model in map(load_model, builtin_models())
-        if (not written.model_types or model.model_type in written.model_types)
+        if (not model_types or model.model_type in model_types)
         and all(property_of(model, name) in (UNKNOWN, value) for name, value in compared.items())
     ]
     for name in ("num_hidden_layers", "max_position_embeddings"):

@@ -214,7 +214,7 @@ def _checked(file: str, options: Mapping[str, Any]) -> dict[str, Any]:
 def _model_of(file: str, written: WrittenLayout, options: dict[str, Any]) -> tuple[ModelSpec | None, tuple[str, ...]]:
     """(model, notes) of what the file says: read from its config.json or made of its sizes; None for one that is built
     in. `options` then has its name."""
-    from autoshard.interop.written_model import built_model, models_with, shown
+    from autoshard.interop.written_model import built_model, models_as_said, models_with, shown
     from autoshard.models.huggingface import read_config
 
     said = written.model
@@ -234,6 +234,11 @@ def _model_of(file: str, written: WrittenLayout, options: dict[str, Any]) -> tup
         if not said.said:
             raise AutoshardError(f"{file} does not say which model of those built in it is for; --model does")
         raise AutoshardError(f"no built-in model has {_sizes(said)}, as {file} says; --model names the one it is for")
+    if said.other_graph:
+        named = "--model names the one it is for"
+        if alike := models_as_said(said):
+            named = f"--model {alike[0].name} takes a built-in one with all that the file says"
+        raise AutoshardError(f"{file} has {said.other_graph}, and no model is made of sizes with it; {named}")
     if options.get("dropout") == PUBLISHED:
         raise AutoshardError(f"dropout={PUBLISHED}: the model of {file} has no config.json; give probabilities")
     try:

@@ -259,6 +259,22 @@ def test_other_models_graphs_are_refused(name: str, flags: str, text: str) -> No
     assert str(error.value) == f"train.sh has {text}: another model"
 
 
+def test_a_graph_that_no_model_is_made_of_needs_the_name_of_its_model() -> None:
+    sizes = (
+        "--num-layers 61 --hidden-size 7168 --num-attention-heads 128 --ffn-hidden-size 18432 --vocab-size 129280 "
+        "--max-position-embeddings 4096 --swiglu --normalization RMSNorm --num-experts 256"
+    )
+    for flags, text in {
+        f"{LATENT} --moe-ffn-hidden-size 2048": "--model deepseek-v3 takes a built-in one with all that the file says",
+        f"{LATENT} --moe-ffn-hidden-size 1024": "--model names the one it is for",
+    }.items():
+        with pytest.raises(AutoshardError) as error:
+            imported(f"{sizes} {flags}", "train.sh")
+        assert str(error.value) == (
+            f"train.sh has --multi-latent-attention, and no model is made of sizes with it; {text}"
+        )
+
+
 def test_torchtitans_flavor_is_compared_too() -> None:
     text = '[model]\nname = "llama3"\nflavor = "8B"\n'
     assert imported(text, "train.toml", model="llama3.1-8b").model.name == "llama3.1-8b"
