@@ -111,8 +111,8 @@ def nxdt_layout(data: Mapping[str, Any]) -> WrittenLayout:
     """
     values = Values(data)
     options = _sizes(values)
-    ring = bool(values.get("model.fusions.ring_attention"))
-    flash = bool(values.get("model.fusions.flash_attention")) or ring
+    ring = values.flag("model.fusions.ring_attention") or False
+    flash = values.flag("model.fusions.flash_attention") or ring
     options["recompute"], notes = _recompute(values, flash)
     options["attention_kernel"] = "flash" if flash else "plain"
     if options["cp"] > 1:
@@ -126,8 +126,8 @@ def nxdt_layout(data: Mapping[str, Any]) -> WrittenLayout:
         notes += (f"precision.type={precision} is priced as mixed_precision",)
     layers = values.whole("model.num_layers")
     fields: dict[str, Any] = {
-        "sequence_parallel": bool(values.get("distributed_strategy.sequence_parallel")) and options["tp"] > 1,
-        "zero": int(bool(values.get("distributed_strategy.zero1")) or not values.has("distributed_strategy.zero1")),
+        "sequence_parallel": values.flag("distributed_strategy.sequence_parallel") is True and options["tp"] > 1,
+        "zero": int(values.flag("distributed_strategy.zero1") or not values.has("distributed_strategy.zero1")),
     }
     cuts, stages = values.get("model.pipeline_cuts"), options["pp"] * options["vpp"]
     if cuts:
@@ -351,8 +351,11 @@ class Values:
         return isinstance(node, Mapping) and name in node
 
     def flag(self, path: str) -> bool | None:
+        """True or False, which 1 and 0 are too; a text is neither, though Python would take 'False' for true."""
         value = self.get(path)
-        if not isinstance(value, bool | None):
+        if isinstance(value, int) and value in (0, 1):
+            return bool(value)
+        if value is not None:
             raise AutoshardError(f"{path} is {str(value)[:40]!r}; it must be True or False")
         return value
 

@@ -59,6 +59,8 @@ NOTES = {
     3: "FSDP that reshards parameters after forward is priced as ZeRO-3",
 }
 """By stage of ZeRO."""
+RESHARDS = ("default", "always", "never")
+"""fsdp_reshard_after_forward: whether parameters are sharded again after forward."""
 SHARDS = "data_parallel_shard_degree"
 """Ranks that share shards, but for those of context parallelism; -1, the default, for all that are left."""
 EXPERT_RANKS = "expert_tensor_parallel_degree"
@@ -136,7 +138,7 @@ def torchtitan_layout(data: Mapping[str, Any]) -> WrittenLayout:
     options["micro_batch"] = local if options["pp"] == 1 else parallelism.get("pipeline_parallel_microbatch_size", 1)
     batch = training.get("global_batch_size", -1)
     fields: dict[str, Any] = {
-        "sequence_parallel": options["tp"] > 1 and parallelism.get("enable_sequence_parallel", True) is not False,
+        "sequence_parallel": _flag(parallelism, "enable_sequence_parallel", True) and options["tp"] > 1,
         "zero": _zero(parallelism, options["pp"], options["cp"]),
     }
     copies = whole_number("data_parallel_replicate_degree", parallelism.get("data_parallel_replicate_degree", 1))
@@ -156,7 +158,10 @@ def torchtitan_layout(data: Mapping[str, Any]) -> WrittenLayout:
         options["vpp"] = max(1, len(fields["stage_layers"]) // options["pp"])
     rotate = str(parallelism.get("context_parallel_rotate_method", "allgather"))
     if options["cp"] > 1:
-        options["context_parallel"] = CONTEXT_PARALLEL.get(rotate, "all_gather")
+        if rotate not in CONTEXT_PARALLEL:
+            ways = " or ".join(CONTEXT_PARALLEL)
+            raise AutoshardError(f"parallelism.context_parallel_rotate_method is {show(rotate)}; it must be {ways}")
+        options["context_parallel"] = CONTEXT_PARALLEL[rotate]
     options["schedule"] = schedule or usual_schedule(options.get("vpp", 1))
     options["recompute"], kept, approximation = _recompute(_section(data, "activation_checkpoint"))
     options["precision"] = _precision(training)
@@ -298,11 +303,23 @@ def _products(converter: str) -> str | None:
 
 def _zero(parallelism: Mapping[str, Any], pp: int, cp: int) -> int:
     """The ZeRO stage; ranks of cp share shards too. By torchtitan's default, parameters are sharded again after forward
-    if there is no pipeline."""
+    if there is no pipeline. Raises AutoshardError for a word that torchtitan has not."""
+    after = parallelism.get("fsdp_reshard_after_forward", "default")
+    if after not in RESHARDS:
+        raise AutoshardError(
+            f"parallelism.fsdp_reshard_after_forward is {show(after)}; it must be one of {', '.join(RESHARDS)}"
+        )
     if parallelism.get(SHARDS, -1) == 1 and cp == 1:
         return 0
-    after = parallelism.get("fsdp_reshard_after_forward", "default")
     return 3 if after == "always" or (after == "default" and pp == 1) else 1
+
+
+def _flag(section: Mapping[str, Any], key: str, usual: bool) -> bool:
+    """A key of [parallelism] that is true or false. Raises AutoshardError for anything else, such as a text."""
+    value = section.get(key, usual)
+    if not isinstance(value, bool):
+        raise AutoshardError(f"parallelism.{key} is {show(value)}; it must be true or false")
+    return value
 
 
 def stage_layers(parts: object) -> tuple[int, ...]:

@@ -308,6 +308,10 @@ def test_torchtitans_flavor_is_compared_too() -> None:
         ),
         ({"ffn_hidden_size": None}, "it does not say its model's intermediate_size; --model CONFIG.json does"),
         ({"has_bias": "no"}, "model.has_bias is 'no'; it must be True or False"),
+        (
+            {"fusions": {"flash_attention": "False"}},
+            "model.fusions.flash_attention is 'False'; it must be True or False",
+        ),
         ({"layernorm_epsilon": "small"}, "model.layernorm_epsilon is 'small'; it must be a number"),
         ({"moe": {**MOE, "frequency": 2}}, "model.moe.frequency=2: every layer must have experts here; 1 works"),
         (
@@ -320,6 +324,16 @@ def test_models_that_no_family_has(change: dict[str, Any], text: str) -> None:
     with pytest.raises(AutoshardError) as error:
         imported(in_model("megatron_gpt", **change))
     assert str(error.value) == f"conf.yaml: {text}"
+
+
+@pytest.mark.parametrize("name", ["zero1", "sequence_parallel"])
+def test_a_text_is_neither_true_nor_false(name: str) -> None:
+    """Python takes 'False' for true; 0 and 1 say what they say."""
+    data = in_model("megatron_gpt")
+    with pytest.raises(AutoshardError) as error:
+        imported({**data, "distributed_strategy": {name: "False"}})
+    assert str(error.value) == f"conf.yaml: distributed_strategy.{name} is 'False'; it must be True or False"
+    assert imported({**data, "distributed_strategy": {"zero1": 0}}).strategy.zero == 0
 
 
 def test_a_vocabulary_that_nobody_knows_is_asked_for() -> None:

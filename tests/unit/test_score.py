@@ -561,6 +561,25 @@ def test_other_formats_warn_too(name: str, text: str, warnings: list[str]) -> No
 
 
 @pytest.mark.parametrize(
+    ("setting", "allowed"),
+    [
+        ("enable_sequence_parallel = 'False'", "true or false"),
+        ("enable_sequence_parallel = 1", "true or false"),
+        ("fsdp_reshard_after_forward = 'sometimes'", "one of default, always, never"),
+        ("fsdp_reshard_after_forward = true", "one of default, always, never"),
+        ("context_parallel_degree = 2\ncontext_parallel_rotate_method = 'ring'", "allgather or alltoall"),
+    ],
+)
+def test_words_that_torchtitan_has_not_are_refused(setting: str, allowed: str) -> None:
+    """They are not taken for one that it has."""
+    key, value = setting.rpartition("\n")[2].split(" = ")
+    with pytest.raises(AutoshardError) as error:
+        read_written(written("a.toml", f"[parallelism]\n{setting}\n"), {"model": "llama3-8b"})
+    shown = value.replace("true", "True")
+    assert str(error.value) == f"a.toml: parallelism.{key} is {shown}; it must be {allowed}"
+
+
+@pytest.mark.parametrize(
     "key",
     [
         "training.data_parallel_shard_degree",
