@@ -157,8 +157,11 @@ def megatron_layout(text: str) -> WrittenLayout:
         options["context_parallel"] = _context_parallel(flags)
     if "use-tp-pp-dp-mapping" in flags:
         options["axis_order"] = TP_PP_DP
-    options["precision"] = "mixed_precision" if flags.keys() & {"bf16", "fp16"} else "fp32"
-    notes: tuple[str, ...] = ("--fp16 is priced as bf16",) if "fp16" in flags else ()
+    is_half = bool(flags.keys() & {"bf16", "fp16"})
+    options["precision"] = "mixed_precision" if is_half else "fp32"
+    notes: tuple[str, ...] = () if is_half else ("neither --bf16 nor --fp16: Megatron computes in fp32",)
+    if "fp16" in flags:
+        notes += ("--fp16 is priced as bf16",)
     if values:
         said = ", ".join(f"{name}={value}" for name, value in values.items())
         notes += (f"variables have the values that the script gives them: {said}",)

@@ -32,10 +32,10 @@ OF_THE_COMMAND = ("out", "top", "format")
 
 NO_LIMIT = "experts without a capacity factor (dropless): priced as if {priced}; a plan drops what is over it"
 IN_FEWER_BITS = (
-    "{said}: priced in bf16; products of matrices take less time in {precision}, which --precision {precision}{keep} "
+    "{said}: priced in {own}; products of matrices take less time in {precision}, which --precision {precision}{keep} "
     "prices"
 )
-NO_SUCH_PRODUCTS = "{said}: priced in bf16; {device} has no products in {precision}"
+NO_SUCH_PRODUCTS = "{said}: priced in {own}; {device} has no products in {precision}"
 KEPT_WIDE = "{said}: priced with all blocks in {precision}; --keep-bf16 {keep} prices that"
 EVEN_SHARE = "each got its even share of tokens (capacity factor 1)"
 ONE_RUN = (
@@ -183,13 +183,14 @@ def _on_products(written: WrittenLayout, problem: Problem, request: PlanRequest)
 
     precision, cluster = problem.training.precision, problem.cluster
     kept = written.wide_blocks if request.keep_bf16 is None else {}
+    own = {"bfloat16": "bf16", "float32": "fp32"}[precision.compute_dtype]
     if precision.products is None:
         for said, name in written.products.items():
             if name in product_formats(cluster.device):
                 keep = "".join(f" --keep-bf16 {blocks}" for blocks in kept.values())
-                yield IN_FEWER_BITS.format(said=said, precision=name, keep=keep)
+                yield IN_FEWER_BITS.format(said=said, own=own, precision=name, keep=keep)
             else:
-                yield NO_SUCH_PRODUCTS.format(said=said, device=cluster.instance, precision=name)
+                yield NO_SUCH_PRODUCTS.format(said=said, own=own, device=cluster.instance, precision=name)
     elif written.products:
         for said, blocks in kept.items():
             yield KEPT_WIDE.format(said=said, precision=precision.name, keep=blocks)

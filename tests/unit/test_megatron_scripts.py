@@ -191,7 +191,7 @@ def test_processes_of_a_node_that_are_not_its_devices() -> None:
     ],
 )
 def test_fully_sharded(flags: str, zero: int) -> None:
-    found = script(flags)
+    found = script(f"{flags} --bf16")
     assert (found.fields["zero"], found.left_out) == (zero, ())
     told = (
         "--use-megatron-fsdp without --data-parallel-sharding-strategy: optim_grads_params, Megatron's default; before "
@@ -252,7 +252,7 @@ def test_variables_that_the_script_gives_a_value() -> None:
     sizes = [found.model.wanted[name] for name in ("num_hidden_layers", "hidden_size", "activation")]
     assert sizes == [32, 4096, "swiglu"]  # behind and before a bracket
     told = "variables have the values that the script gives them: HIDDEN=4096, TP_SIZE=4, PP=2, MBS=3"
-    assert found.notes == (told,)
+    assert found.notes == ("neither --bf16 nor --fp16: Megatron computes in fp32", told)
     said = "in a condition of the script, taken as if it held: --use-distributed-optimizer"
     assert said in found.warnings and found.fields["zero"] == 1
 

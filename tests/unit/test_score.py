@@ -499,7 +499,7 @@ def test_copies_of_key_value_heads_are_compared(copies: int, fused: bool, warnin
     [
         (
             "a.sh",
-            "--tensor-model-parallel-size 1 --fp8-format hybrid",
+            "--tensor-model-parallel-size 1 --bf16 --fp8-format hybrid",
             [f"--fp8-format hybrid: {FLOAT8} fp8, which --precision fp8 prices"],
         ),
         (
@@ -509,12 +509,12 @@ def test_copies_of_key_value_heads_are_compared(copies: int, fused: bool, warnin
         ),
         (
             "g.sh",
-            "--tensor-model-parallel-size 1 --fp8-format e4m3 --fp8-recipe mxfp8",
+            "--tensor-model-parallel-size 1 --bf16 --fp8-format e4m3 --fp8-recipe mxfp8",
             [f"--fp8-format e4m3: {FLOAT8} mxfp8, which --precision mxfp8 prices"],
         ),
         (
             "h.sh",
-            "--tensor-model-parallel-size 1 --fp4-format e2m1",
+            "--tensor-model-parallel-size 1 --bf16 --fp4-format e2m1",
             [f"--fp4-format e2m1: {FLOAT8} nvfp4, which --precision nvfp4 prices"],
         ),
         (
@@ -617,7 +617,7 @@ def test_products_that_are_priced_are_not_warned_of(name: str, text: str) -> Non
     [("a100-80gb", "delayed", "fp8"), ("trn1.32xlarge", "delayed", "fp8"), ("h100-80gb", "mxfp8", "mxfp8")],
 )
 def test_no_precision_is_advised_that_the_device_does_not_have(instance: str, recipe: str, precision: str) -> None:
-    text = f"--tensor-model-parallel-size 1 --fp8-format hybrid --fp8-recipe {recipe} --first-last-layers-bf16"
+    text = f"--tensor-model-parallel-size 1 --bf16 --fp8-format hybrid --fp8-recipe {recipe} --first-last-layers-bf16"
     found = read_written(written("a.sh", text), {"model": "llama3-8b", "instance": instance})
     assert found.warnings == (f"--fp8-format hybrid: priced in bf16; {instance} has no products in {precision}",)
 
@@ -631,7 +631,9 @@ def test_no_precision_is_advised_that_the_device_does_not_have(instance: str, re
     ],
 )
 def test_blocks_in_bf16_are_named_as_the_option_has_them(counts: str, blocks: str) -> None:
-    file = written("a.sh", f"--tensor-model-parallel-size 1 --fp8-format hybrid --first-last-layers-bf16{counts}")
+    file = written(
+        "a.sh", f"--tensor-model-parallel-size 1 --bf16 --fp8-format hybrid --first-last-layers-bf16{counts}"
+    )
     given = {"model": "llama3-8b", "instance": "h100-80gb"}
     assert read_written(file, given).warnings == (
         f"--fp8-format hybrid: {FLOAT8} fp8, which --precision fp8 --keep-bf16 {blocks} prices",
@@ -652,6 +654,16 @@ def test_blocks_in_bf16_need_flag_and_format() -> None:
         file = written("a.sh", f"--tensor-model-parallel-size 1 {text}")
         given = {"model": "llama3-8b", "instance": "h100-80gb", "precision": "fp8"}
         assert read_written(file, given).warnings == ()
+
+
+def test_arguments_without_a_dtype_are_priced_in_float32() -> None:
+    file = written("a.sh", "--tensor-model-parallel-size 1 --fp8-format hybrid")
+    found = read_written(file, {"model": "llama3-8b", "instance": "h100-80gb"})
+    assert found.problem.training.precision.name == "fp32"
+    assert "neither --bf16 nor --fp16: Megatron computes in fp32" in found.notes
+    assert found.warnings == (
+        f"--fp8-format hybrid: {FLOAT8.replace('bf16', 'fp32')} fp8, which --precision fp8 prices",
+    )
 
 
 def test_dropout_that_is_asked_for_is_not_warned_of() -> None:
