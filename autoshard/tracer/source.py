@@ -35,7 +35,7 @@ def place_of(node: fx.Node, outside: Place) -> Place:
     if stack:
         path = list(stack.values())[-1][0].removeprefix("module").removeprefix(".")
     frames = list(_FRAME.finditer(node.meta.get("stack_trace") or ""))
-    own = [frame for frame in frames if not frame["file"].startswith(_TORCH)]
+    own = [frame for frame in frames if not frame["file"].startswith(_NOT_THEIRS)]
     if not own:
         return Place(path, outside.line, outside.code)
     return Place(path, f"{Path(own[-1]['file']).name}:{own[-1]['line']}", own[-1]["code"].strip())

@@ -819,6 +819,23 @@ def test_rotary_positions_of_the_whole_width_are_refused(between: str, tmp_path:
     )
 
 
+def test_more_tokens_than_learned_positions_are_one_error_without_talk_of_rules() -> None:
+    with pytest.raises(AutoshardError) as error:
+        trace_module(transformers_model("gpt2"), "Model", 1024)
+    assert str(error.value) == (
+        "the model learned 64 positions and is traced with 1,024 tokens: give a sequence length (--seq-len, seq_len) "
+        "of at most 64"
+    )
+
+
+def test_a_line_of_the_tracer_is_no_line_of_the_users() -> None:
+    """torch writes down frames that are called forward alone: of a lambda's node it has ours, which called it."""
+    made = type("Made", (Packed,), {"forward": lambda self, ids: Packed.forward(self, ids).cumsum(1)})
+    with pytest.raises(AutoshardError) as error:
+        trace_module(made(), "Made", SEQ)
+    assert str(error.value).startswith("cannot plan Made: cumsum at an unknown line (``, in the model): ")
+
+
 def test_a_rule_that_fails_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def tanh(t: Tracer, x: Value) -> Value:
         return t.view(x).axes[7]

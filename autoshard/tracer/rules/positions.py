@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from autoshard.errors import AutoshardError
 from autoshard.tracer.dims import reshape, resolve, size_of, unify
 from autoshard.tracer.rules.experts import chosen
 from autoshard.tracer.tracer import Tracer, finishes, rule
@@ -88,7 +89,10 @@ def add_positions(t: Tracer, x: View, rows: PositionRows) -> View:
     """The value of x + table[0, 1, 2, ...]."""
     positions, columns = rows.table.axes
     if size_of(positions) < t.seq.size:
-        raise Unsupported(f"it learned {size_of(positions)} positions and is traced with {t.seq.size}; see --seq-len")
+        raise AutoshardError(
+            f"the model learned {size_of(positions):,} positions and is traced with {t.seq.size:,} tokens: give a "
+            f"sequence length (--seq-len, seq_len) of at most {size_of(positions):,}"
+        )
     unify(x.axes[-1], columns)
     if x.shape[-2] != (t.seq,):
         raise Unsupported("it adds learned positions to something else than the tokens of a sequence")
