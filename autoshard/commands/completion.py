@@ -30,8 +30,8 @@ class PrintCompletion(argparse.Action):
 
 
 def completion(parser: argparse.ArgumentParser, shell: str) -> str:
-    """The completion script of the parser for one shell ('bash', 'zsh', 'tcsh'). Models, choices and paths are
-    completed too."""
+    """The completion script of the parser for one shell ('bash', 'zsh', 'tcsh'). Models, instances, choices and paths
+    are completed too."""
     import shtab
 
     for subparser in parsers(parser):
@@ -40,6 +40,8 @@ def completion(parser: argparse.ArgumentParser, shell: str) -> str:
                 action.choices = action.type.known
             elif action.dest == "model":
                 action.choices = autoshard.builtin_models()
+            elif action.dest == "instance":
+                action.choices = autoshard.instances()
             elif action.type is path or action.dest == "config":
                 action.complete = shtab.FILE  # type: ignore[attr-defined]
     return shtab.complete(parser, shell)

@@ -9,7 +9,7 @@ from typing import Any
 import autoshard
 from autoshard.commands.output import say
 from autoshard.commands.parser import Parser
-from autoshard.files.option_values import one_of, path, whole
+from autoshard.files.option_values import one_of, path, text, whole
 from autoshard.migration.target import INSTANCE
 from autoshard.planner.options import MOST_NODES
 from autoshard.spec.sdk import release
@@ -40,7 +40,7 @@ def add_arguments(parser: Parser) -> None:
         "-o", "--out", type=path, metavar="FOLDER", default="migrated", help="folder to make (default: migrated)"
     )
     target = parser.add_argument_group("where it goes")
-    target.add_argument("--instance", type=path, metavar="TYPE", default=INSTANCE, help=f"(default: {INSTANCE})")
+    target.add_argument("--instance", type=text, metavar="TYPE", default=INSTANCE, help=f"(default: {INSTANCE})")
     target.add_argument(
         "--nodes",
         type=whole(at_most=MOST_NODES),

@@ -428,9 +428,12 @@ def test_completion(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert stopped.value.code == 0
     script = capsys.readouterr().out
     assert "llama3-70b" in script
+    assert "a100-40gb a100-80gb" in script
     assert "--global-batch" in script or "global-batch" in script
     if shell == "bash":
         subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+        for command in ("plan", "score", "migrate"):
+            assert f"_shtab_autoshard_{command}___instance_choices=(a100-40gb " in script
 
 
 def test_interrupt_ends_quietly(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
