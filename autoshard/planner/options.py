@@ -226,7 +226,8 @@ WHAT = (
         "backend",
         one_of("auto", *BACKENDS),
         "NAME",
-        "whose rules hold: auto, nxd (NeuronX Distributed) or torch (default: auto, nxd on Trainium)",
+        "whose rules hold: auto, nxd (NeuronX Distributed) or torch (default: auto, nxd on Trainium, but torch with "
+        "--stack or --device)",
         "auto",
     ),
     Option(
