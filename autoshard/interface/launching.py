@@ -13,6 +13,7 @@ from autoshard.files.fields import check_choice, check_flag, check_integer, own_
 from autoshard.interface.reading import read_plan_with_notes
 
 if TYPE_CHECKING:
+    from autoshard.jobs.options import LaunchOptions
     from autoshard.plans.plan import Plan
 
 COMMANDS = {"slurm": ("sbatch",), "kubernetes": ("kubectl", "apply", "-f", "-")}
@@ -123,7 +124,7 @@ def launch(
         claim=claim,
     )
     job = sbatch_script(found, options) if on == "slurm" else pytorch_job(found, options)
-    more = _notes(found, program, precompile, compiled_for)
+    more = _notes(found, options, compiled_for)
     return Job(job, on, (*(f"note: {note}" for note in notes), *more))
 
 
@@ -159,11 +160,12 @@ def _array(file: str, on: str, tasks: int | None, run: bool, given: dict[str, An
     return Job(array_script(sweep.name, len(sweep.points), tasks, options, run), on)
 
 
-def _notes(plan: Plan, program: str | None, precompile: bool, compiled_for: str | Path | None) -> tuple[str, ...]:
-    """Sentences on what the job will not do although one might expect it. Raises AutoshardError for precompile and
-    compiled_for where nothing is compiled ahead."""
+def _notes(plan: Plan, options: LaunchOptions, compiled_for: str | Path | None) -> tuple[str, ...]:
+    """Sentences on what the job will not do although one might expect it. Raises AutoshardError for precompile, cache
+    and compiled_for where nothing is compiled ahead."""
     from autoshard.jobs.graphs import graph_changes
 
+    program, precompile = options.program, options.precompile
     on_trainium, notes = plan.cluster.platform.is_trainium, []
     if program is None and (on_trainium or plan.cluster.platform.is_cuda):
         on_neuron = ", with torch and with neuronx-distributed", "NeuronCores"
@@ -172,7 +174,7 @@ def _notes(plan: Plan, program: str | None, precompile: bool, compiled_for: str 
             f"warning: autoshard run was tested on CPU processes{tested}, never on {devices}: begin with a few steps "
             "(--program '-m autoshard run PLAN --steps 2')"
         )
-    ahead = {"--precompile": precompile, "--compiled-for": compiled_for is not None}
+    ahead = {"--precompile": precompile, "--cache": options.cache, "--compiled-for": compiled_for is not None}
     if not on_trainium and (named := [flag for flag, given in ahead.items() if given]):
         raise AutoshardError(f"{named[0]} is for Trainium; {plan.cluster.instance} compiles nothing ahead")
     if precompile and plan.cluster.stack is not None and not plan.cluster.compiles:

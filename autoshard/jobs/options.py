@@ -15,6 +15,9 @@ FIRST_PORT, NUM_PORTS = 15_000, 15_000
 """Range of ports for the rendezvous of Slurm jobs, one by the job's number: two that share a node rarely have the same.
 Our own choice: above the well-known ports, below those that Linux gives to connections that go out, from 32768 on."""
 
+SLURM_TIME = r"(\d+-)?\d+(:\d+){0,2}|UNLIMITED"
+"""Minutes, minutes:seconds, hours:minutes:seconds, days-hours with or without :minutes:seconds [man sbatch]."""
+
 
 @dataclass(frozen=True)
 class LaunchOptions:
@@ -43,7 +46,7 @@ class LaunchOptions:
                 raise AutoshardError(f"{name}={show(value)} must be one line of text")
         if self.partition is not None and not re.fullmatch(r"[\w,.-]+", self.partition):
             raise AutoshardError(f"partition={self.partition!r} is no name of a Slurm partition")
-        if self.time_limit is not None and not re.fullmatch(r"[\d:-]+|UNLIMITED", self.time_limit):
+        if self.time_limit is not None and not re.fullmatch(SLURM_TIME, self.time_limit):
             raise AutoshardError(f"time={self.time_limit!r} is no Slurm time; 24:00:00 and 2-00:00:00 are")
         if self.image is not None and re.search(r"\s", self.image):
             raise AutoshardError(f"image={self.image!r} is no container's name, such as REGISTRY/NAME:TAG")

@@ -234,7 +234,7 @@ def test_jobs_on_gpus(capsys: pytest.CaptureFixture[str]) -> None:
         "warning: autoshard run was tested on CPU processes and one GPU, never on several GPUs: begin with a few steps "
         "(--program '-m autoshard run PLAN --steps 2')\n"
     )
-    for flag in (["--precompile"], ["--compiled-for", "plan.json"]):
+    for flag in (["--precompile"], ["--cache", "/fsx/cache"], ["--compiled-for", "plan.json"]):
         assert main(["launch", "plan.json", "--slurm", *flag]) == 2
         told = f"{flag[0]} is for Trainium; h100-80gb compiles nothing ahead"
         assert capsys.readouterr().err == f"autoshard: error: {told}\n"
@@ -290,6 +290,8 @@ def test_what_makes_the_compiler_start_anew() -> None:
         ({"image": "a b"}, "image='a b' is no container's name, such as REGISTRY/NAME:TAG"),
         ({"claim": "My_fsx"}, "claim='My_fsx' is no name in Kubernetes: small letters, digits, - and ."),
         ({"time_limit": "soon"}, "time='soon' is no Slurm time; 24:00:00 and 2-00:00:00 are"),
+        ({"time_limit": "24:00:"}, "time='24:00:' is no Slurm time; 24:00:00 and 2-00:00:00 are"),
+        ({"time_limit": "1:00:00:00"}, "time='1:00:00:00' is no Slurm time; 24:00:00 and 2-00:00:00 are"),
         ({"cache": "a\nb"}, "cache='a\\nb' must be one line of text"),
         ({"partition": 7}, "partition=7 must be one line of text"),
         ({"program": "python3 x.py"}, "program='python3 x.py': torchrun starts Python itself; leave python3 out"),
