@@ -424,6 +424,11 @@ WRONG: tuple[tuple[list[dict[str, str]], list[str], str], ...] = (
         "{csv}: none of its 1 rows can be used; the first, line 2: tp x pp x dp x cp = 24 is not the cluster's 32",
     ),
     (
+        [{**ROW, "global_batch": "63"}],
+        [],
+        "{csv}: none of its 1 rows can be used; the first, line 2: dp x micro_batch = 4 must divide global_batch=63",
+    ),
+    (
         [{**ROW, "step_time_s": "9000"}],
         [],
         (

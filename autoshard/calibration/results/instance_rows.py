@@ -96,6 +96,8 @@ def instance_case(row: Row, hardware_file: Path | None = None) -> InstanceCase:
         raise Unscored(str(error)) from error
     if strategy.world_size != cluster.world_size:
         raise Unscored(f"tp x pp x dp x cp = {strategy.world_size} is not the cluster's {cluster.world_size}")
+    if training.global_batch_size % (replicas := strategy.dp * strategy.microbatch_size):
+        raise Unscored(f"dp x micro_batch = {replicas} must divide global_batch={training.global_batch_size}")
     return InstanceCase(
         row.get("id") or row.get("line", "?"),
         row_group(model, strategy),
