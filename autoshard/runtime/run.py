@@ -120,14 +120,12 @@ def _backend(plan: Plan, options: RunOptions, in_cluster: bool) -> str:
 def _rehearse(plan: Plan, options: RunOptions, start: Start, on_folder: OnFolder) -> int:
     if options.uses_checkpoints:
         raise AutoshardError(
-            f"checkpoints are of runs as planned, this would be a rehearsal: the plan has {plan.mesh.world_size} ranks "
-            f"on {plan.cluster.instance}, this machine runs processes={options.processes}"
+            f"checkpoints are of runs as planned, this would be a rehearsal: {_too_few_here(plan, options)}"
         )
     if options.weights is not None:
         raise AutoshardError(
-            f"weights={options.weights} are of the whole model, this would be a rehearsal with a smaller one: the plan "
-            f"has {plan.mesh.world_size} ranks on {plan.cluster.instance}, this machine runs "
-            f"processes={options.processes}"
+            f"weights={options.weights} are of the whole model, this would be a rehearsal with a smaller one: "
+            f"{_too_few_here(plan, options)}"
         )
     data = _data(options, SEQUENCE_LENGTH)
     _check_room(plan, data)  # of the plan's own model: the smaller one gets the vocabulary of the data
@@ -153,6 +151,14 @@ def _rehearse(plan: Plan, options: RunOptions, start: Start, on_folder: OnFolder
     _say_where(metrics, directory, files)
     print(found.line, flush=True)
     return 0 if found.ok else 1
+
+
+def _too_few_here(plan: Plan, options: RunOptions) -> str:
+    """The plan's ranks, those of this machine, and who runs as many."""
+    ranks, instance = counted(plan.mesh.world_size, "rank"), plan.cluster.instance
+    if instance == "cpu":
+        return f"the plan has {ranks}, processes={options.processes}; --processes {plan.mesh.world_size} runs it here"
+    return f"the plan has {ranks} on {instance}; torchrun or Slurm with as many processes runs it as planned"
 
 
 def _run_here(plan: Plan, options: RunOptions, start: Start, on_folder: OnFolder) -> int:
@@ -183,8 +189,9 @@ def _run_in_cluster(plan: Plan, options: RunOptions, environment: ClusterEnviron
 
     if environment.world_size != plan.mesh.world_size:
         raise AutoshardError(
-            f"{environment.launcher} started {environment.world_size} processes; the plan has "
-            f"{plan.mesh.world_size} ranks: start as many, or none (without {environment.launcher} it is rehearsed)"
+            f"{environment.launcher} started {counted(environment.world_size, 'process')}; the plan has "
+            f"{counted(plan.mesh.world_size, 'rank')}: start as many, or none (without {environment.launcher} it is "
+            "rehearsed)"
         )
     first = environment.rank == 0
     data = _data(options, plan.training.sequence_length)

@@ -18,6 +18,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from autoshard.cli import main
 from autoshard.errors import AutoshardError
 from autoshard.files.codec import to_json
 from autoshard.plans.plan_json import write_plan
@@ -135,6 +136,32 @@ def test_torchrun_with_the_plans_world_size_runs_as_planned(tmp_path: Path) -> N
     (directory,) = (tmp_path / "runs").glob("[!.]*")
     assert len((directory / "metrics.jsonl").read_text().splitlines()) == 2
     assert [one["rank"] for one in json.loads((directory / "run.json").read_text())["ranks"]] == list(range(2))
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (["--checkpoint-every", "1"], "checkpoints are of runs as planned, this would be a rehearsal: "),
+        (
+            ["--weights", "w"],
+            "weights=w are of the whole model, this would be a rehearsal with a smaller one: ",
+        ),
+    ],
+)
+def test_what_a_rehearsal_has_not_says_who_runs_the_plan(
+    flags: list[str], text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    plan_of_four(tmp_path)
+    Path("w").mkdir()
+    assert main(["run", "plan.json", "--processes", "2", *flags]) == 2
+    here = "the plan has 4 ranks, processes=2; --processes 4 runs it here"
+    assert capsys.readouterr().err == f"autoshard: error: {text}{here}\n"
+    plan = read_plan("plan.json")
+    write_plan(replace(plan, cluster=replace(plan.cluster, instance="mine")), "plan.json")
+    assert main(["run", "plan.json", *flags]) == 2
+    there = "the plan has 4 ranks on mine; torchrun or Slurm with as many processes runs it as planned"
+    assert capsys.readouterr().err == f"autoshard: error: {text}{there}\n"
 
 
 def test_torchrun_with_another_world_size_is_refused(tmp_path: Path) -> None:
