@@ -320,8 +320,8 @@ class Values:
         return self._followed(node, path, depth) if isinstance(node, str) else node
 
     def _followed(self, text: str, path: str, depth: int) -> Any:
-        """The value that a text stands for: what it refers to, a variable's default, or the text. path: where it
-        stands. depth: as of `get`."""
+        """The value that a text stands for: what it refers to, a variable's default, or the text, also where the file
+        does not hold what it refers to. path: where it stands. depth: as of `get`."""
         if depth > MOST_REFERENCES:
             raise AutoshardError(f"{path} refers to itself")
         if decoded := DECODED.fullmatch(text):
@@ -334,7 +334,8 @@ class Values:
             return value
         if reference := REFERENCE.fullmatch(text):
             parent = path.rpartition(".")[0] + "." if reference[1] else ""
-            return self.get(parent + reference[2], depth + 1)
+            value = self.get(parent + reference[2], depth + 1)
+            return text if value is None and not self.has(parent + reference[2]) else value
         return text
 
     def peek(self, path: str) -> Any:
@@ -347,7 +348,7 @@ class Values:
     def has(self, path: str) -> bool:
         """Whether the file says it, if only as null."""
         parent, _, name = path.rpartition(".")
-        node = self.peek(parent)
+        node = self.peek(parent) if parent else self._data
         return isinstance(node, Mapping) and name in node
 
     def flag(self, path: str) -> bool | None:
@@ -394,7 +395,10 @@ def _recompute(found: Values, flash: bool) -> tuple[str, tuple[str, ...]]:
         raise AutoshardError(
             f"model.activations_checkpoint_granularity is {str(granularity)[:40]!r}; it must be full or selective"
         )
-    names = tuple(map(str, modules)) if isinstance(modules, list) else ()
+    if not isinstance(modules, list | None):
+        key = "model.activations_checkpoint_recompute"
+        raise AutoshardError(f"{key} is {str(modules)[:40]!r}; it must be a list of classes, such as [CoreAttention]")
+    names = tuple(map(str, modules or ()))
     known = RECOMPUTED[bool(found.get("model.moe"))]
     if not names:
         return _unlisted(found)

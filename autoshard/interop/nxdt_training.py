@@ -74,9 +74,12 @@ def read_learning(file: str) -> Learning:
 
 
 def _steps(values: Values, key: str) -> int | None:
-    """A number of steps; None where there is none, and for -1, Lightning's word for no end. [NxDT base.py gives a
-    schedule trainer.max_steps for its own]"""
-    return None if str(values.get(key)) == "-1" else values.whole(key)
+    """A number of steps; None where there is none, for -1, Lightning's word for no end, and for what refers to nothing.
+    [NxDT base.py gives a schedule trainer.max_steps for its own]"""
+    if str(values.get(key)) == "-1":
+        return None
+    steps = values.whole_or_variable(key)
+    return None if isinstance(steps, str) else steps
 
 
 def _routers_loss(values: Values) -> float:

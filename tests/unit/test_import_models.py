@@ -326,6 +326,28 @@ def test_models_that_no_family_has(change: dict[str, Any], text: str) -> None:
     assert str(error.value) == f"conf.yaml: {text}"
 
 
+def test_a_reference_to_nothing_is_no_value_that_is_left_out() -> None:
+    """SLURM_NNODES is a variable of the shell: the plan was for one node."""
+    data = {**in_model("megatron_gpt"), "trainer": {"num_nodes": "${SLURM_NNODES}"}}
+    with pytest.raises(AutoshardError) as error:
+        imported(data)
+    assert str(error.value) == "conf.yaml: nodes: ${SLURM_NNODES} must be a whole number of at least 1"
+    assert imported(data, nodes=2).cluster.nodes == 2
+    assert imported({**data, "SLURM_NNODES": 4}).cluster.nodes == 4
+    assert imported({**data, "SLURM_NNODES": None}).cluster.nodes == 1
+
+
+def test_a_class_to_run_again_is_in_a_list() -> None:
+    data = in_model("megatron_gpt", activations_checkpoint_granularity="selective")
+    data["model"]["activations_checkpoint_recompute"] = "CoreAttention"
+    with pytest.raises(AutoshardError) as error:
+        imported(data)
+    key = "model.activations_checkpoint_recompute"
+    assert str(error.value) == (
+        f"conf.yaml: {key} is 'CoreAttention'; it must be a list of classes, such as [CoreAttention]"
+    )
+
+
 @pytest.mark.parametrize("name", ["zero1", "sequence_parallel"])
 def test_a_text_is_neither_true_nor_false(name: str) -> None:
     """Python takes 'False' for true; 0 and 1 say what they say."""
