@@ -375,7 +375,7 @@ def _warnings(flags: dict[str, str], options: dict[str, Any]) -> Iterator[str]:
     for flag in flags:
         if ("lora" in flag and flag not in SIZES) or flag == "peft-scheme":
             yield f"--{flag}: priced as training of all weights; LoRA freezes most of them"
-    if options["cp"] > 1 and flags.get("cp-comm-type") == TWO_LEVELS:
+    if options["cp"] > 1 and TWO_LEVELS in flags.get("cp-comm-type", "").split():
         yield f"--cp-comm-type {TWO_LEVELS} is priced as p2p, a ring over all ranks of cp"
     if KEYS in flags and GROUPED not in flags:
         yield f"--{KEYS} {flags[KEYS]} without --{GROUPED}: Megatron gives each query head a key of its own"
@@ -458,7 +458,9 @@ def _is_spread(options: dict[str, Any], etp: int) -> bool:
 
 
 def _context_parallel(flags: dict[str, str]) -> str:
-    kind = flags.get("cp-comm-type", "p2p")
+    kind, *others = dict.fromkeys(flags.get("cp-comm-type", "p2p").split() or [""])
+    if others:
+        raise AutoshardError(f"--cp-comm-type has {kind[:40]} and {others[0][:40]}: here all layers have the same")
     if kind == TWO_LEVELS:
         return CONTEXT_PARALLEL["p2p"]
     if kind not in CONTEXT_PARALLEL:

@@ -9,7 +9,7 @@ from itertools import pairwise, takewhile
 
 from autoshard.errors import AutoshardError
 
-SEVERAL = ("recompute-modules",)
+SEVERAL = ("recompute-modules", "cp-comm-type")
 """Flags that take more than one word."""
 MOST_CHARACTERS = 200
 """Of a variable's value; what is longer is no number or name."""

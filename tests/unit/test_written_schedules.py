@@ -237,6 +237,10 @@ def test_context_parallelism_in_two_levels() -> None:
     message = r"^train.sh: --cp-comm-type is 'ring'; it must be p2p, a2a, allgather or a2a\+p2p$"
     with pytest.raises(AutoshardError, match=message):
         megatron("--context-parallel-size 2 --cp-comm-type ring")
+    assert megatron("--context-parallel-size 2 --cp-comm-type a2a a2a").strategy.context_parallel == "ulysses"
+    message = r"^train.sh: --cp-comm-type has a2a and p2p: here all layers have the same$"
+    with pytest.raises(AutoshardError, match=message):
+        megatron("--context-parallel-size 2 --cp-comm-type a2a p2p")
 
 
 def torchtitans_recompute(lines: str) -> Written:
