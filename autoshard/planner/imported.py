@@ -18,7 +18,12 @@ def plan_of(file: str, written: Written) -> Plan:
     from autoshard.plans.plan import make_plan
 
     problem, strategy = written.problem, written.strategy
-    problem, backend_notes = _with_backend(problem, written.asked, strategy)
+    try:
+        problem, backend_notes = _with_backend(problem, written.asked, strategy)
+    except AutoshardError as error:
+        if written.own_cut and str(error).startswith("stage_layers="):
+            raise AutoshardError(f"{error}; {written.own_cut}") from None
+        raise
     cost = estimate(problem.model, problem.training, problem.cluster, strategy)
     notes = (f"imported: {written.form}", *written.notes, *warned(written), *backend_notes)
     if written.unpriced:

@@ -50,6 +50,7 @@ AS_OURS = (
     "take less"
 )
 COPIES = "kv_replicator: {said}: priced with {copies}, the fewest copies of a key-value head that fill tp"
+OWN_CUT = "so {framework} cuts the {blocks} blocks by the file; autoshard score prices that"
 UNEVEN = "each got what the busiest rank's get by --expert-imbalance"
 
 
@@ -71,7 +72,8 @@ class Written:
     asked: the backend as it was asked for, or auto. form: what kind of file. notes: what was decided on the way.
     warnings: what the file says that changes the step, and that the price leaves out. left_out: keys of the file that
     neither problem nor layout holds. not_priced: those of them that may matter to the price. operators: choices that
-    differ from Megatron's. sought: how the best layout beside it is searched for.
+    differ from Megatron's. own_cut: a sentence on stages that follow from a rule of the framework; empty where the file
+    has each. sought: how the best layout beside it is searched for.
     """
 
     problem: Problem
@@ -83,6 +85,7 @@ class Written:
     left_out: tuple[str, ...] = ()
     not_priced: tuple[str, ...] = ()
     operators: OperatorChoices = ()
+    own_cut: str = ""
     sought: Sought = AS_USUAL
 
     @property
@@ -125,13 +128,14 @@ def read_written(file: str, given: Mapping[str, Any], recipes: bool = True) -> W
     if written.drops and request.dropout is None:
         warnings += (f"{written.drops}: dropout is not in the price; --dropout puts it there, with backend torch",)
 
-    def found(problem: Problem, strategy: Strategy) -> Written:
+    def found(problem: Problem, strategy: Strategy, own_cut: str = "") -> Written:
         said, copies = (*model_notes, *notes, *written.notes), max(1, strategy.tp // problem.model.num_key_value_heads)
         if written.overlaps and not problem.cluster.platform.is_trainium and problem.cluster.world_size > 1:
             said += (AS_OURS.format(framework=written.overlaps),)
         more = () if written.kv_copies in (None, copies) else (COPIES.format(said=written.kv_copies, copies=copies),)
         rest = (said, (*warnings, *more), written.left_out, written.not_priced)
-        return Written(problem, strategy, written.form, request.backend, *rest, sought=sought(request))
+        form, backend = written.form, request.backend
+        return Written(problem, strategy, form, backend, *rest, own_cut=own_cut, sought=sought(request))
 
     fields = dict(written.fields)
     per_replica = fields.pop("sequences_per_replica", None)
@@ -142,8 +146,9 @@ def read_written(file: str, given: Mapping[str, Any], recipes: bool = True) -> W
             problem, strategy, why = searched
             notes += why
             return found(problem, strategy)
-    pinned = {PIN_FIELDS.get(name, name): value for name, value in request.pins.items()}
+    pinned, own_cut = {PIN_FIELDS.get(name, name): value for name, value in request.pins.items()}, ""
     if written.stages is not None and "stage_layers" not in fields:
+        own_cut = OWN_CUT.format(framework=written.overlaps, blocks=problem.model.num_hidden_layers)
         pp, vpp = request.pins.get("pp", 1), request.pins.get("vpp")
         cut = partial(written.stages, problem.model.num_hidden_layers, pp, vpp)
         fields["stage_layers"] = in_file(file, cut)
@@ -158,7 +163,7 @@ def read_written(file: str, given: Mapping[str, Any], recipes: bool = True) -> W
     elif per_replica is not None and strategy.pp > 1:
         runs = problem.training.global_batch_size / (per_replica * strategy.dp)
         warnings += (ONE_RUN.format(count=per_replica, runs=runs),) if runs > 1 else ()
-    return found(problem, strategy)
+    return found(problem, strategy, own_cut)
 
 
 def check_one_price(request: PlanRequest) -> None:

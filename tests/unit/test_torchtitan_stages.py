@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from autoshard.errors import AutoshardError
+from autoshard.planner.imported import plan_of
 from autoshard.planner.written import Written, read_written
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
@@ -88,3 +89,15 @@ def test_cuts_that_torchtitan_has_not(lines: str, text: str) -> None:
     with pytest.raises(AutoshardError) as error:
         titan(2, lines)
     assert str(error.value) == f"train.toml: {text}"
+
+
+def test_an_own_cut_that_no_plan_has_is_said_to_be_torchtitans() -> None:
+    """The file names no stages; with embedding and head counted as no block they are alike."""
+    with pytest.raises(AutoshardError) as error:
+        plan_of("train.toml", titan(2, INTERLEAVED))
+    assert str(error.value) == (
+        "stage_layers=[8, 9, 8, 7] must be alike with vpp=2; so torchtitan cuts the 32 blocks by the file; autoshard "
+        "score prices that"
+    )
+    even = titan(2, f"{INTERLEAVED}\n{FIRST} = 0\n{LAST} = 0")
+    assert plan_of("train.toml", even).strategy.stage_layers == (8, 8, 8, 8)
