@@ -5,8 +5,9 @@
 
 A request is a model, a cluster and some of the options of `autoshard plan`, drawn without asking whether they go
 together. Looked for: an exception, an error of several lines, a file that an error left behind, a plan that
-`autoshard validate`, `explain` or `score` refuses, and degrees that are slower when they are pinned than when they are
-found. The exit code is 1 where there was any; each is printed with the request that leads to it.
+`autoshard validate`, `explain`, `score`, `compare` or `replan` refuses, a score with other seconds than the plan,
+degrees that are slower when they are pinned than when they are found, and a plan that is called optimal though another
+pin makes it faster. The exit code is 1 where there was any; each is printed with the request that leads to it.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import Any
 
 from autoshard.cli import main as autoshard
 from autoshard.models.registry import builtin_models
+from autoshard.plans.search_result import OPTIMAL
 from autoshard.spec.cluster import instances
 
 DONE, REFUSED = 0, 2
@@ -33,11 +35,15 @@ A_PRICE = "the plan is a price"
 """Said by `validate` where no backend can execute a plan's precision."""
 SAME = 0.011
 """Share of a step time by which a simpler layout may be slower and be taken all the same, and rounding."""
+ROUNDED = 2e-5
+"""Share of a step time by which two may differ that are written with six digits."""
 NODES = (1, 1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 64)
+FLAG = ""
+"""The value of an option that has none."""
 OPTIONS: dict[str, tuple[float, Sequence[Any]]] = {
     "seq-len": (0.5, (128, 512, 1000, 2048, 4096, 8192, 16384, 32768)),
     "global-batch": (0.6, (1, 7, 16, 48, 64, 100, 256, 1000, 1024, 4096)),
-    "precision": (0.4, ("bf16_sr", "fp32", "fp8", "fp8_block", "mxfp8", "nvfp4", "cfp8", "auto")),
+    "precision": (0.4, ("bf16_sr", "fp32", "fp8", "fp8_block", "mxfp8", "nvfp4", "cfp8", "fp8,bf16_sr", "auto")),
     "backend": (0.6, ("torch", "torch", "nxd")),
     "lnc": (0.15, (1, 2, "auto")),
     "sdk": (0.1, ("2.20", "2.24")),
@@ -61,6 +67,14 @@ OPTIONS: dict[str, tuple[float, Sequence[Any]]] = {
     "dropout": (0.05, ("0.1", "residual=0.1")),
     "fit-probability": (0.05, (0.5, 0.99)),
     "keep-bf16": (0.05, ("attention", "first=1")),
+    "loss-chunks": (0.06, (1, 4, 64)),
+    "operators": (0.06, ("solver",)),
+    "time-limit": (0.04, (0.1, 1)),
+    "objective": (0.04, ("cost", "nodes")),
+    "price-per-node-hour": (0.04, (20,)),
+    "tokens": (0.04, ("1e12",)),
+    "days": (0.04, (1000,)),
+    "beaten-path": (0.04, (FLAG,)),
 }
 """Option -> (how often it is given, values that it may have)."""
 PINS = {"tp": "tp", "pp": "pp", "dp": "dp", "cp": "cp", "ep": "ep", "micro-batch": "microbatch_size", "zero": "zero"}
@@ -81,17 +95,22 @@ def request(seed: int) -> dict[str, str]:
 
 def words(given: dict[str, str]) -> list[str]:
     """A request as arguments of a command."""
-    return [word for name, value in given.items() for word in (f"--{name}", value)]
+    return [word for name, value in given.items() for word in (f"--{name}", value) if word != FLAG]
 
 
 def called(*arguments: str) -> tuple[int | None, str]:
     """(exit code, None where it ended with an exception; what it said on stderr) of a command in this process."""
-    said = io.StringIO()
+    return _answered(*arguments)[:2]
+
+
+def _answered(*arguments: str) -> tuple[int | None, str, str]:
+    """What `called` returns, and what the command printed."""
+    printed, said = io.StringIO(), io.StringIO()
     try:
-        with redirect_stdout(io.StringIO()), redirect_stderr(said):
-            return autoshard(list(arguments)), said.getvalue()
+        with redirect_stdout(printed), redirect_stderr(said):
+            return autoshard(list(arguments)), said.getvalue(), printed.getvalue()
     except Exception:  # whatever it is, it is what is looked for
-        return None, traceback.format_exc()
+        return None, traceback.format_exc(), printed.getvalue()
 
 
 def faults(given: dict[str, str], folder: Path) -> Iterator[str]:
@@ -107,28 +126,91 @@ def faults(given: dict[str, str], folder: Path) -> Iterator[str]:
     if code != DONE:
         yield f"exit code {code}: {said}"
         return
-    for command in (("validate",), ("explain", "--quick"), ("score",)):
+    for command in (("validate",), ("explain", "--quick")):
         code, said = called(*command, str(out))
         if code != DONE and A_PRICE not in said:
             yield f"{' '.join(command)} ends with {code}: {said}"
-    if given.get("precision") != "auto":
-        yield from _slower_when_pinned(given, out, folder / "pinned.json")
+    plan = _plan(out)
+    yield from scored_otherwise(plan, out)
+    yield from _unlike_itself(out, int(given["nodes"]), folder / "again.json")
+    if given.get("precision") != "auto" and not {"time-limit", "objective"} & {*given}:
+        yield from _slower_when_pinned(given, plan, folder / "pinned.json")
+        if "operators" not in given:  # other operators are taken only where they bring something
+            yield from faster_with_a_pin(given, plan, folder / "another.json")
 
 
-def _slower_when_pinned(given: dict[str, str], found: Path, out: Path) -> Iterator[str]:
-    strategy, step_time_s = _plan(found)
-    pinned = given | {name: str(strategy[field]) for name, field in PINS.items() if name not in given}
+def scored_otherwise(plan: dict[str, Any], found: Path) -> Iterator[str]:
+    """Faults of the score of a plan: it breaks no rule, and takes what the plan says."""
+    code, said, printed = _answered("score", str(found), "--format", "json")
+    if code != DONE:
+        if A_PRICE not in said:
+            yield f"score ends with {code}: {said}"
+        return
+    score, step_time_s = json.loads(printed), _step_time_s(plan)
+    if score["broken"]:
+        yield f"its score says that it breaks {score['broken']}"
+    scored_s = _step_time_s(score)
+    if abs(scored_s / step_time_s - 1) > ROUNDED:
+        yield f"its score says {scored_s:g} s, the plan {step_time_s:g} s"
+
+
+def _unlike_itself(found: Path, nodes: int, again: Path) -> Iterator[str]:
+    """Faults of a plan beside itself, and of the same training on the same nodes."""
+    code, said, printed = _answered("compare", str(found), str(found), "--format", "json")
+    if code is None:
+        yield f"compare ends with {said}"
+    elif code == DONE and (different := json.loads(printed)["different"]):
+        yield f"it differs from itself: {different}"
+    code, said = called("replan", str(found), "--nodes", str(nodes), "-o", str(again))
+    if code == DONE:
+        code, said = called("validate", str(again))
+        if code != DONE and A_PRICE not in said:
+            yield f"replanned, validate ends with {code}: {said}"
+    elif code != REFUSED or len(said.strip().splitlines()) != 1:
+        yield f"replan ends with {code}: {said}"
+
+
+def _slower_when_pinned(given: dict[str, str], plan: dict[str, Any], out: Path) -> Iterator[str]:
+    step_time_s = _step_time_s(plan)
+    pinned = given | {name: str(plan["strategy"][field]) for name, field in PINS.items() if name not in given}
     code, said = called("plan", *words(pinned), "--out", str(out))
     if code != DONE:
         yield f"its own degrees, pinned, end with {code}: {said}"
-    elif (again_s := _plan(out)[1]) > step_time_s * (1 + SAME):
+    elif (again_s := _step_time_s(_plan(out))) > step_time_s * (1 + SAME):
         yield f"its own degrees, pinned, take {again_s / step_time_s:.3f} times as long"
 
 
-def _plan(file: Path) -> tuple[dict[str, Any], float]:
-    """(strategy, seconds of a step) of a plan, also of one that is a price alone, which no reader takes."""
-    plan = json.loads(file.read_text())
-    return plan["strategy"], plan["estimate"]["step_time_s"]
+def faster_with_a_pin(given: dict[str, str], plan: dict[str, Any], out: Path) -> Iterator[str]:
+    """Faults of a plan that is called optimal: another pin makes it faster, of the same inputs, by layouts that the
+    search looked at, and fits as surely."""
+    draw = random.Random(" ".join(words(given)))
+    name = draw.choice([name for name in (*PINS, "schedule", "context-parallel", "axis-order") if name not in given])
+    pin = {name: str(draw.choice(OPTIONS[name][1] if name in OPTIONS else (1, 2, 4, 8)))}
+    code, said = called("plan", *words(given | pin), "--out", str(out))
+    if code == REFUSED:
+        return
+    if code != DONE:
+        yield f"with {pin} it ends with {code}: {said}"
+        return
+    other = _plan(out)
+    alike = all(plan["inputs"][part] == other["inputs"][part] for part in ("model", "training", "cluster"))
+    sure = min(plan["search"]["fit_probability"], plan["estimate"]["fits_probability"])
+    if not alike or plan["backend"] != other["backend"] or other["estimate"]["fits_probability"] < sure:
+        return
+    step_time_s, other_s = _step_time_s(plan), _step_time_s(other)
+    if plan["search"]["optimality"].startswith(OPTIMAL) and other_s < step_time_s * (1 - ROUNDED):
+        yield f"with {pin} it takes {other_s / step_time_s:.5f} of what is called optimal"
+
+
+def _plan(file: Path) -> dict[str, Any]:
+    """The values of a plan, also of one that is a price alone, which no reader takes."""
+    plan: dict[str, Any] = json.loads(file.read_text())
+    return plan
+
+
+def _step_time_s(priced: dict[str, Any]) -> float:
+    """Seconds of a step of a plan or a score."""
+    return float(priced["estimate"]["step_time_s"])
 
 
 def main() -> int:
