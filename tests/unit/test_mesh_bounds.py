@@ -6,6 +6,7 @@ import random
 import re
 from dataclasses import replace
 from math import inf, isnan
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,8 @@ from autoshard.backends.rules import Draft, Problem, divisors
 from autoshard.cost.collectives import collective_law, group_shape
 from autoshard.cost.estimate import estimate
 from autoshard.errors import AutoshardError, NoLayoutFits
-from autoshard.layout.strategy import Strategy
+from autoshard.layout.mesh import AXIS_ORDER
+from autoshard.layout.strategy import Strategy, even_stage_layers
 from autoshard.models.registry import load_model
 from autoshard.planner import priced as pricing
 from autoshard.planner.axis_orders import other_orders
@@ -221,6 +223,61 @@ def test_no_cut_and_no_sets_by_stage_are_below_a_bound(seed: int) -> None:
             assert bounds.memory_bytes[0] <= found.fullest.total_bytes * (1 + 1e-9), (draft, by_stage)
             if found.fullest.total_bytes <= memory_bytes:
                 assert bounds.step_time_s[0] <= found.step_time_s * (1 + 1e-9), (draft, by_stage)
+
+
+SETS = ("none", "mlp", "attention_norm+attention+core_attention+mlp_norm", "full")
+
+
+@pytest.mark.parametrize(
+    ("model", "instance", "nodes", "tokens", "choices"),
+    [
+        # of what is gathered for experts and a shared one together, context parallelism keeps a rank's own
+        ("glm-4.5", "b200-180gb", 16, 16_384, {"tp": 2, "dp": 32, "cp": 2, "ep": 32, "context_parallel": "ulysses"}),
+        ("deepseek-v2-lite", "trn2.3xlarge", 8, 32_768, {"tp": 4, "dp": 4, "cp": 2, "ep": 8, "zero": 2}),
+        # biases of experts have more owners: a little less memory
+        ("gpt-oss-20b", "h200-141gb", 24, 4096, {"tp": 6, "dp": 16, "cp": 2, "ep": 16, "sequence_parallel": False}),
+        # experts see a narrower vector, which is what is sent
+        (
+            "nemotron-3-ultra-550b-a55b",
+            "trn3-gen2",
+            1,
+            16_384,
+            {"tp": 4, "dp": 2, "cp": 2, "ep": 2, "sequence_parallel": False, "zero": 0, "microbatch_size": 32},
+        ),
+        (
+            "muse-spark-open",
+            "h100-80gb",
+            24,
+            32_768,
+            {"pp": 6, "dp": 2, "cp": 16, "ep": 32, "zero": 2, "microbatch_size": 2, "schedule": "gpipe"},
+        ),
+        # replicas are outside of stages: experts are spread over ranks that are further apart
+        (
+            "llama4-maverick",
+            "trn3-gen1",
+            32,
+            8192,
+            {"tp": 64, "pp": 8, "dp": 4, "ep": 4, "axis_order": ("dp", "pp", "cp", "tp")},
+        ),
+    ],
+)
+def test_no_estimate_of_a_full_size_is_below_a_bound(
+    model: str, instance: str, nodes: int, tokens: int, choices: dict[str, Any]
+) -> None:
+    """Each with just the memory that it needs, where another set would take longer."""
+    training = TrainingSpec(tokens, 64, load_precision("mixed_precision"))
+    problem = Problem(load_model(model), training, load_cluster(instance, nodes), "torch")
+    draft = Draft(1, 1, 1, 1, 1)._replace(sequence_parallel=choices.get("tp", 1) > 1)._replace(**choices)
+    draft = draft._replace(stage_layers=even_stage_layers(problem.model.num_hidden_layers, draft.pp))
+    for name in SETS:
+        found = estimate(*problem[:3], Strategy(**draft._asdict(), recompute=(name,) * draft.pp))
+        needed = found.fullest.total_bytes
+        usual = draft._replace(axis_order=AXIS_ORDER)
+        for in_other, one in ((False, draft), (True, usual)) if draft != usual else ((False, draft),):
+            ways = by_way([one._replace(stage_layers=())])
+            bounds = layout_bounds(problem, ways, SETS, needed * (1 + 1e-9), in_other)
+            assert bounds.memory_bytes[0] <= needed * (1 + 1e-9), name
+            assert bounds.step_time_s[0] <= found.step_time_s * (1 + 1e-9), name
 
 
 @pytest.mark.parametrize(("instance", "nodes"), [("gb200-186gb", 36), ("trn3-gen2", 10)])

@@ -19,6 +19,7 @@ from autoshard.cost.collectives import CollectiveLaw, exposed_ring_s
 from autoshard.cost.local_shape import LocalShape
 from autoshard.graph.count import operator_steps
 from autoshard.graph.ir import summed_bytes
+from autoshard.graph.partition import is_projection
 from autoshard.layout.context_parallel import CONTEXT_PARALLEL, RINGS
 from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.best_laws import best_law, best_laws
@@ -37,6 +38,16 @@ class Attended(NamedTuple):
     key: Array
     value: Array
     out: Array
+
+
+class Dispatched(NamedTuple):
+    """Bytes on a rank in a block of each kind, (kind, shape), for one microbatch without context parallelism, 0 without
+    experts. tokens: those of a sequence that are sorted by experts. shared: of these, what the block's other products
+    read as they were gathered for both. With context parallelism these read the rank's own tokens, which backward
+    gathers again."""
+
+    tokens: Array
+    shared: Array
 
 
 class Exchanged(NamedTuple):
@@ -62,14 +73,15 @@ class Exchanges:
     ):
         self._problem, self._attention_s = problem, attention_s
         self._share = np.array(counts)[:, None] / sum(counts)
-        of_one = np.array([_attended_of_one(programs) for programs in units])
-        size = np.array([shape.microbatch_size for shape in shapes])
-        self._attended = Attended(*(size[:, None, None] * of_one).transpose(2, 1, 0))
-        self._with_experts = (self._share * has_experts).sum(0)
+        size = np.array([shape.microbatch_size for shape in shapes])[:, None, None]
+        attended, dispatched = (
+            (size * np.array([of_one(programs) for programs in units])).transpose(2, 1, 0)
+            for of_one in (_attended_of_one, _dispatched_of_one)
+        )
+        self._attended, self.dispatched = Attended(*attended), Dispatched(*dispatched)
+        self._with_experts = self._share * has_experts
         self._shares = bool(has_experts.any())
-        model, training, cluster, _ = problem
-        hidden_bytes = training.sequence_length * model.hidden_size * DTYPE_BYTES[training.precision.compute_dtype]
-        self._hidden_bytes = np.array([float(hidden_bytes * shape.microbatch_size) for shape in shapes])
+        training, cluster = problem.training, problem.cluster
         self._tp, self._splits = (
             np.array(column) for column in zip(*((one.tp, one.sequence_parallel) for one in shapes), strict=True)
         )
@@ -133,18 +145,33 @@ class Exchanges:
         """Seconds of the mean block, in either pass, by row, in which tokens come to experts from all ranks of the
         sequence and go back. Where tensor-parallel ranks share them too, one collective over both is in place of one
         that is counted."""
-        splits, tp, size = self._splits[shape], self._tp[shape], self._hidden_bytes[shape]
-        found = np.zeros(len(shape))
+        splits, tp, size = self._splits[shape], self._tp[shape], self.dispatched.tokens[:, shape]
+        found = np.zeros_like(size)
         kinds, cluster = ("all_gather", "reduce_scatter"), self._problem.cluster
         if not self._shares:
-            return found
+            return found.sum(0)
         together = best_laws(cluster, kinds, cp * tp, along_two=True)  # others may lie between tp's ranks and cp's
         apart = best_laws(cluster, kinds, cp, tp, strides=stride)
         for *of_kind, of_tp in zip(together, apart, self._tp_laws, strict=True):
             together_s, apart_s = (law.time_s(size) for law in of_kind)
             counted_s = CollectiveLaw(of_tp.latency_s[shape], of_tp.seconds_per_byte[shape]).time_s(size) / cp
             found += np.where(splits, np.maximum(together_s - counted_s, 0.0), apart_s)
-        return found * self._with_experts[shape]
+        of_all: Array = (found * self._with_experts[:, shape]).sum(0)
+        return of_all
+
+
+@lru_cache(maxsize=2048)
+def _dispatched_of_one(units: Units) -> Array:
+    """The bytes of `Dispatched` for a block of each kind, (kind, field), with microbatches of one sequence."""
+    found = np.zeros((len(units.blocks), len(Dispatched._fields)))
+    for sizes, block in zip(found, units.blocks, strict=True):
+        program = block.program
+        steps = [single for several in program.steps for single in operator_steps(several)]
+        for view in (step.inputs[0] for step in steps if step.operator.kind == "dispatch"):
+            both = any(view in step.inputs and is_projection(program.graph, step.operator) for step in steps)
+            gathered = view != program.tensor(view).name
+            sizes += [program.local_bytes[view], program.local_bytes[view] * (both and gathered)]
+    return found
 
 
 @lru_cache(maxsize=2048)

@@ -251,7 +251,7 @@ def _local_shapes(
         # ranks that exchange tokens: those of cp, and of tp with experts of their own, gather them
         apart = replicas_of_experts(way.ep, way.cp, tensor_ranks_apart(way.tp, way.etp))
         inside, outside = (apart, 1), (1, way.tp)
-        strides = [(1, way.tp * way.cp), inside, *((outside,) * (way.cp > 1))]
+        strides = [(1, way.tp * way.cp), inside, *((outside,) * (way.cp > 1 or way.pp > 1))]
         if apart == 1:
             strides = [(1, 1), (1, 1)]
         elif way.tp == 1:

@@ -122,6 +122,8 @@ class Parts:
         self._kept_bytes, self._replay_bytes = (
             np.stack([by_set(getattr(one, name)) for one in columns.blocks]) for name in ("kept_bytes", "replay_bytes")
         )
+        kept_at_least = self._kept_bytes - self._exchanges.dispatched.shared[..., None]
+        self._kept_with_cp_bytes = np.maximum(kept_at_least, self._kept_bytes.min(2, keepdims=True))
         self._waiting_bytes = np.stack([by_set(one.weights_waiting_bytes)[:, 0] for one in columns.blocks])
         self._working_bytes = np.stack([by_set(one.working_bytes)[:, 0] for one in columns.blocks])
         ends = [columns.ends(slice(None), together) for together in (False, True)]
@@ -254,7 +256,11 @@ class Parts:
 
     def _memory(self, family: Family, rows: Rows, limit_bytes: float) -> Memory:
         *kinds, first, last = (self._parameters[:, :, rows.shape] * self._of_each(rows)[:, None]).sum(0)
-        kept, replayed = (sizes[:, rows.shape] / rows.cp[:, None] for sizes in (self._kept_bytes, self._replay_bytes))
+        of_one, of_several, replayed = (
+            sizes[:, rows.shape] / rows.cp[:, None]
+            for sizes in (self._kept_bytes, self._kept_with_cp_bytes, self._replay_bytes)
+        )
+        kept = np.where(rows.cp[:, None] > 1, of_several, of_one)
         ends_kept, ends_waiting = self._ends_held_bytes[:, :, rows.shape] / rows.cp
         parts = PartsBytes(
             np.array(kinds),
@@ -268,8 +274,8 @@ class Parts:
             ends_waiting,
             self._hidden_bytes[rows.shape] / rows.cp,
         )
-        above_bytes = limit_bytes / (1 - FEWER_BYTES) * (1 + ROUNDING)
-        return least_memory(self._problem, family, rows.m, parts, limit_bytes, above_bytes)
+        most_bytes = limit_bytes / (1 - FEWER_BYTES)
+        return least_memory(self._problem, family, rows.m, parts, most_bytes, most_bytes * (1 + ROUNDING))
 
     def _fitting_s(self, family: Family, rows: Rows, memory: Memory, limit_bytes: float) -> tuple[Array, Array]:
         """(seconds of a block, seconds of one microbatch on the slowest rank where that is known), by row: at least,
