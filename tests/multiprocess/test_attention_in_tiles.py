@@ -97,6 +97,14 @@ def test_chosen_blocks_of_keys_are_those_of_a_plain_function(
     torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-11)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_the_projection_behind_reads_the_output_without_a_copy(dtype: torch.dtype) -> None:
+    """Also where the sums of tiles have the dtype of the output."""
+    q, k, v = (torch.randn(shape, dtype=dtype) for shape in [(2, 4, 2, 8, 6), (2, 4, 8, 6), (2, 4, 8, 5)])
+    out = ring_attention(q, k, v, Ring(None, (0,), 8, 8))
+    assert out.permute(0, 3, 1, 2, 4).is_contiguous()
+
+
 def test_which_are_too_wide() -> None:
     def on(device: str, width: int) -> bool:
         return attention._is_too_wide(SimpleNamespace(device=SimpleNamespace(type=device), shape=(1, 1, 1, 8, width)))  # type: ignore[arg-type]

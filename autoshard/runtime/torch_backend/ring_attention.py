@@ -248,7 +248,8 @@ class _RingAttention(torch.autograd.Function):
         sums = sums.div_(total.unsqueeze(-1))
         by_rows = rearrange(
             sums, "(batch kvhead) (rows group) headdim -> batch rows kvhead group headdim", batch=batch, group=group
-        ).to(q.dtype, memory_format=torch.contiguous_format)
+        )
+        by_rows = by_rows.to(q.dtype, memory_format=torch.contiguous_format).contiguous()  # `to` the same dtype is none
         out = rearrange(by_rows, "batch rows kvhead group headdim -> batch kvhead group rows headdim")
         more = (one for one in (sinks, chosen) if one is not None)
         ctx.save_for_backward(q, k, v, out, top.add_(total.log_()), *more)
