@@ -58,8 +58,8 @@ class Part:
     recompute: what backward repeats of forward, collectives included; backward is without it.
     kept_bytes: from forward to backward. working_bytes: beyond that at the fullest step of a backward for which nothing
     runs again: gradients and gathered activations, less what was given back before. replay_bytes: beyond both, at the
-    fullest step, where something runs again. segment_bytes, again_bytes: what the largest segment saves that runs
-    again, and what all of them do.
+    fullest step, where something runs again, or where forward needs more. segment_bytes, again_bytes: what the largest
+    segment saves that runs again, and what all of them do.
     parameters: elements on one rank, by the axes over which their gradient is summed; matrices: those that are neither
     norms nor biases. num_tensors: how many parameters these are.
     weight_gradients_s: of backward, what a schedule may put off, half of each projection's; weights_waiting_bytes: what

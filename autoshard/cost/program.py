@@ -143,23 +143,29 @@ class ProgramWork:
     _recompute: dict[str, Recompute] = field(default_factory=dict)
 
     def recompute(self, name: str) -> Recompute:
-        """The meaning of a named recompute set: its segments run forward again, up to where nothing more is needed."""
+        """The meaning of a named recompute set: its segments run forward again, up to where nothing more is needed.
+
+        Of each step forward has, the first time, what its backward holds, and buffers of its own.
+        """
         if name not in self._recompute:
             repeated = [segment for segment in segments(self.program, name) if segment.recomputed]
             kept = sum(kept_activations(self.program, name).values())
             saved = [sum(replayed_activations(self.program, one).values()) for one in repeated]
             held, again = held_bytes(self.program, name), replay_held_bytes(self.program, name)
-            working, tiles, forward, gradients = self.at_steps
+            working, tiles, forward, forward_tiles, gradients = self.at_steps
+            inside = [*map(add, forward, forward_tiles)]
+            ends = any(op.kind in LOSSES for op in self.program.graph.operators)  # there backward has most
+            at_first = 0.0 if ends else max(map(add, held, inside), default=0.0)
             backward_bytes = max(map(sum, zip(held, working, tiles, strict=True)), default=0.0)
             forward_bytes = (
-                max(map(add, again[one.start : one.replay_stop], forward[one.start : one.replay_stop]), default=0.0)
+                max(map(add, again[one.start : one.replay_stop], inside[one.start : one.replay_stop]), default=0.0)
                 + gradients[one.last]
                 for one in repeated
             )
             self._recompute[name] = Recompute(
                 tuple((segment.start, segment.replay_stop) for segment in repeated),
                 kept,
-                max(0.0, max([backward_bytes, *forward_bytes]) - kept - self.working_bytes),
+                max(0.0, max([backward_bytes, at_first, *forward_bytes]) - kept - self.working_bytes),
                 max(saved, default=0.0),
                 sum(saved),
             )

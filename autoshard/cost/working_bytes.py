@@ -21,13 +21,15 @@ class AtSteps(NamedTuple):
     """Bytes at the backward of each step, beside what is kept or run again. working: what it works with, and gradients
     that wait for steps in front of it. tiles: `tile_bytes`, beside these.
 
-    forward: what is there while the step runs forward again, beside what it and those before it save. gradients: that
-    of its output, and those that wait: what is there where steps run again from it on, to the front.
+    forward: what is there while the step runs forward, beside what it and those before it save; forward_tiles:
+    `forward_tile_bytes`, beside these. gradients: that of its output, and those that wait: what is there where steps
+    run again from it on, to the front.
     """
 
     working: Sequence[float]
     tiles: Sequence[float]
     forward: Sequence[float]
+    forward_tiles: Sequence[float]
     gradients: Sequence[float]
 
 
@@ -43,13 +45,15 @@ def at_steps(program: Program) -> AtSteps:
         ],
         tiles,
         _forward_bytes(program),
+        [forward_tile_bytes(program, step) for step in program.steps],
         [of_output + waits for of_output, waits in zip(written, waiting, strict=True)],
     )
 
 
 def _forward_bytes(program: Program) -> list[float]:
     """Bytes, by step, that are there while it runs forward beside what it and those before it save: views that are
-    written by then and read later, or never saved, and what redistributions gather or copy on their way."""
+    written by then and read later, or never saved, what redistributions gather or copy on their way, and buffers inside
+    operators."""
     pattern, buffers = recomputing(program)
     names = [*buffers]
     saved = {names[place]: step for place, step in pattern.first_saved(0, len(program.steps)).items()}
@@ -60,7 +64,7 @@ def _forward_bytes(program: Program) -> list[float]:
         inputs, outputs = _views(step)
         last_read |= dict.fromkeys(inputs, index)
         written |= dict.fromkeys(outputs, index)
-        inside = _copied_bytes(program, step)
+        inside = _copied_bytes(program, step) + _inner_forward_bytes(program, step)
         if isinstance(step, GatherEinsumStep):
             inside += view_bytes(program, step.gather.target)
         elif _is_the_same(step) and saved.get(step.source, index + 1) > index:
@@ -163,6 +167,23 @@ def tile_bytes(program: Program, step: Step) -> float:
         return 0.0
     op = step.operator
     return KINDS[op.kind].tile_bytes(op, program.graph, loop_sizes(program, step))
+
+
+def _inner_forward_bytes(program: Program, step: Step) -> float:
+    """Bytes of buffers inside the forward of a step with one operator; 0 for other steps."""
+    if not isinstance(step, OperatorStep):
+        return 0.0
+    op = step.operator
+    return KINDS[op.kind].inner_forward_bytes(op, program.graph, loop_sizes(program, step))
+
+
+def forward_tile_bytes(program: Program, step: Step) -> float:
+    """Bytes of buffers inside the forward of a step with one operator that do not grow with the microbatch; 0 for other
+    steps."""
+    if not isinstance(step, OperatorStep):
+        return 0.0
+    op = step.operator
+    return KINDS[op.kind].forward_tile_bytes(op, program.graph, loop_sizes(program, step))
 
 
 def view_bytes(program: Program, view: str) -> float:

@@ -13,6 +13,7 @@ KEY = "key"
 """The dim of a mask's keys: as long as the sequence, and never split."""
 KEY_BLOCK = "key_block"
 """The dim of a mask's blocks of keys, never split either."""
+MASK_BYTES = 1
 CHOSEN = 3
 """Place of the mask of chosen keys among the inputs of an attention that has one."""
 
@@ -125,9 +126,8 @@ class Attention(OperatorKind):
         element_bytes = graph.tensors[op.inputs[0]].element_bytes
         summed_bytes = graph.summed_bytes(op.inputs[0])
         if op.attributes["kernel"] != "flash":
-            queries = sizes["seq"] if _context_parallel(op) != "ulysses" else graph.sizes["seq"]
             cast_bytes = summed_bytes if element_bytes < summed_bytes else 0
-            return (summed_bytes + cast_bytes) * queries * graph.sizes["seq"]
+            return (summed_bytes + cast_bytes) * _scores_of_a_head(op, graph, sizes)
         length = _length_in_tiles(op, graph, sizes)
         if length is None:
             return 0.0
@@ -140,6 +140,20 @@ class Attention(OperatorKind):
         cast_bytes = element_bytes if element_bytes < summed_bytes else 0
         slopes_bytes = 0 if op.attributes.get("softcap") is None else summed_bytes
         return (2 * summed_bytes + cast_bytes + slopes_bytes) * scores
+
+    def inner_forward_bytes(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
+        """Bytes of the scores where they are written out: there until the probabilities are, before the output is."""
+        if op.attributes["kernel"] == "flash":
+            return 0.0
+        scores = prod(sizes[dim] for dim in op.loop_dims) * graph.sizes["seq"]
+        return graph.tensors[op.output].element_bytes * max(0.0, scores - num_elements(graph, op.output, sizes))
+
+    def forward_tile_bytes(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
+        """Bytes of one head's scores and its probabilities in FP32, and of a mask and its complement, where scores are
+        written out."""
+        if op.attributes["kernel"] == "flash":
+            return 0.0
+        return 2 * (graph.summed_bytes(op.inputs[0]) + MASK_BYTES) * _scores_of_a_head(op, graph, sizes)
 
     def internal_collectives(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[Internal, ...]:
         query, key, value, out = (
@@ -171,6 +185,11 @@ def head_dims(op: Operator) -> tuple[str, str]:
     """The dims of an attention's key-value heads, and of the query heads that share one."""
     key_value, group = (dim for dim in op.loop_dims if dim not in ("batch", "seq"))
     return key_value, group
+
+
+def _scores_of_a_head(op: Operator, graph: Graph, sizes: Sizes) -> float:
+    queries = sizes["seq"] if _context_parallel(op) != "ulysses" else graph.sizes["seq"]
+    return float(queries) * graph.sizes["seq"]
 
 
 def _context_parallel(op: Operator) -> str:

@@ -117,6 +117,15 @@ class OperatorKind:
         """Bytes of further such buffers, which do not grow with the microbatch. sizes: local size of each dim."""
         return 0.0
 
+    def inner_forward_bytes(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
+        """Bytes of buffers inside the operator's forward, beyond inputs, output and what it saves, as far as they grow
+        with the microbatch and are more than its backward has. sizes: local size of each dim."""
+        return 0.0
+
+    def forward_tile_bytes(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
+        """Bytes of further such buffers, which do not grow with the microbatch. sizes: local size of each dim."""
+        return 0.0
+
     def internal_collectives(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[Internal, ...]:
         """Collectives inside the operator's forward, in order. sizes: local size of each dim."""
         return ()

@@ -168,13 +168,16 @@ def test_larger_microbatches_are_the_smallest_scaled(name: str, shape: LocalShap
             assert (6 * of_one.kept_bytes, 6 * of_one.segment_bytes) == (of_six.kept_bytes, of_six.segment_bytes)
             assert 6 * of_one.again_bytes == of_six.again_bytes
             held, fixed = held_bytes(one.program, recompute), fixed_of_steps
-            working, tiles, forward, gradients = one.at_steps
+            working, tiles, forward, forward_tiles, gradients = one.at_steps
             held_again = replay_held_bytes(one.program, recompute)
             steps = zip(held, working, tiles, fixed, strict=True)
             most = max((6 * (kept + work - same) + same + tile for kept, work, tile, same in steps), default=0.0)
+            at_first = zip(held, forward, forward_tiles, strict=True) if not part[2] else ()
+            most = max([most, *(6 * (kept + inside) + tile for kept, inside, tile in at_first)])
             for again in segments(one.program, recompute):
                 for step in range(again.start, again.replay_stop) if again.recomputed else ():
-                    most = max(most, 6 * (held_again[step] + forward[step] + gradients[again.last]))
+                    growing = held_again[step] + forward[step] + gradients[again.last]
+                    most = max(most, 6 * growing + forward_tiles[step])
             assert of_six.replay_bytes == max(0.0, most - of_six.kept_bytes - six.working_bytes)
 
 

@@ -10,7 +10,7 @@ from autoshard.cost.program import program_work
 from autoshard.cost.stage_program import shape_program
 from autoshard.cost.working_bytes import at_steps, working_bytes
 from autoshard.graph.count import saved_activations
-from autoshard.graph.partition import Program, RedistributeStep
+from autoshard.graph.partition import OperatorStep, Program, RedistributeStep
 from autoshard.graph.recompute import (
     COMMON_SETS,
     FULL_RECOMPUTE,
@@ -112,6 +112,26 @@ def test_the_fullest_moment_may_be_forward_that_runs_again() -> None:
     backward = max(map(sum, zip(held, steps.working, steps.tiles, strict=True)))
     assert expected - backward == 16 * MIB
     assert work.recompute(NO_RECOMPUTE).replay_bytes == 0  # forward has no gradients beside it
+
+
+def test_forward_that_writes_scores_out_may_be_the_fullest_moment() -> None:
+    """Of 4,096 tokens two heads' scores are 64 MiB in bf16, and there until their probabilities are, which are kept; in
+    FP32 those of one head are 64 MiB, and a mask and its complement 16 each. There is no output then. Where it runs
+    again, the gradients wait with which the block's began: of the sum over the MLP's ranks, 32 MiB, and of a 16th of
+    the residual, 2."""
+    shape = LocalShape(tp=16, cp=1, ep=1, microbatch_size=1, sequence_parallel=True, attention_kernel="plain")
+    program = shape_program(load_model("llama3-8b"), 4096, 1.25, "bfloat16", shape, True, (0,), first=False, last=False)
+    names = [step.operator.name if isinstance(step, OperatorStep) else "" for step in program.steps]
+    place = names.index("model.layers.0.self_attn.core_attention")
+    work, steps = program_work(program), at_steps(program)
+    assert steps.forward[place] == 64 * MIB
+    assert steps.forward_tiles[place] == (2 * 64 + 2 * 16) * MIB
+    for recompute, gradients in ((NO_RECOMPUTE, 0), (FULL_RECOMPUTE, 32 + 2)):
+        held, found = held_bytes(program, recompute), work.recompute(recompute)
+        at_scores = held[place] + steps.forward[place] + steps.forward_tiles[place] + gradients * MIB
+        assert found.kept_bytes + found.replay_bytes + work.working_bytes == at_scores
+        backward = max(map(sum, zip(held, steps.working, steps.tiles, strict=True)))
+        assert at_scores > backward
 
 
 def test_forward_that_moves_nothing_writes_nothing() -> None:

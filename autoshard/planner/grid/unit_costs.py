@@ -245,10 +245,10 @@ def stage_law(problem: Problem, shape: LocalShape) -> LawOf:
     return collective_laws(problem.model, problem.cluster, shape)
 
 
-BY_SET = 6
+BY_SET = 7
 """Kinds of bytes in SetColumns that differ by set."""
-FULLEST = 3
-"""Of these, the place of what is there at the fullest step of backward."""
+FULLEST, FORWARD = 3, 5
+"""Of these, the places of what is there at the fullest step of backward and of forward, with a tile of scores."""
 
 
 class SetColumns(NamedTuple):
@@ -256,9 +256,9 @@ class SetColumns(NamedTuple):
 
     begins: (n,), the first step of each program among those of all. repeats: of each program with blocks, (step, set),
     1 where it repeats the step under the set. slope_bytes: what one sequence more adds to the bytes that programs keep,
-    that their largest segment saves and that all do, that are there at the fullest step of backward, with a tile of
-    scores and without, and at that of forward that runs again, (n x set,) each, that wait for gradients of weights and
-    that they work with, with a tile and without, (n,) each. fixed_bytes: what is there without any.
+    that their largest segment saves and that all do, that are there at the fullest step of backward and at that of
+    forward, of each with a tile of scores and without, (n x set,) each, that wait for gradients of weights and that
+    they work with, with a tile and without, (n,) each. fixed_bytes: what is there without any.
     """
 
     begins: Array
@@ -274,7 +274,7 @@ def _sets_columns(programs: Programs, recompute: tuple[str, ...]) -> SetColumns:
     begins = np.array([0, *accumulate(len(pattern.steps) for pattern, _ in known[:-1])])
     repeats = tuple(_set_places(pattern, recompute).in_sums for pattern, _ in known[:recomputed])
     by_set, fixed_by_set = np.zeros((2, BY_SET, len(works), len(recompute)))
-    kept_bytes, segment_bytes, again_bytes, fullest_bytes, untiled_bytes, forward_bytes = by_set
+    kept_bytes, segment_bytes, again_bytes, fullest_bytes, untiled_bytes, forward_bytes, untiled_forward_bytes = by_set
     for program, (pattern, buffers) in enumerate(known):
         names = recompute if program < recomputed else (NO_RECOMPUTE,)  # only blocks ever are
         places, sizes = _set_places(pattern, names), np.array([*buffers.values()])
@@ -284,20 +284,20 @@ def _sets_columns(programs: Programs, recompute: tuple[str, ...]) -> SetColumns:
             segment_bytes[program], again_bytes[program] = saved.max(1), saved.sum(1)
         if program < recomputed:
             work = works[program]
-            working, tiles, forward, gradients = map(np.array, work.at_steps)
+            working, tiles, forward, forward_tiles, gradients = map(np.array, work.at_steps)
             held = places.held_bytes(places.changes, sizes)
             untiled = held + working
             heaviest = (untiled + tiles).argmax(1)
             same = {step: tiles[step] + fixed_bytes_of(work.program, step) for step in {*heaviest.tolist()}}
             fixed_by_set[FULLEST, program] = [same[step] for step in heaviest.tolist()]
             fullest_bytes[program] = (untiled + tiles).max(1) - fixed_by_set[FULLEST, program]
-            if len(places.spans):
-                again = held + places.held_bytes(places.replay_changes, sizes)
-                of_segments = [
-                    (again[:, start:stop] + forward[start:stop]).max(1, initial=0.0) + gradients[last]
-                    for start, stop, last in places.spans
-                ]
-                forward_bytes[program] = (places.repeats * np.stack(of_segments, 1)).max(1)
+            again = held + places.held_bytes(places.replay_changes, sizes) if len(places.spans) else held
+            at_forward = places, held + forward, again + forward, gradients
+            forward_bytes[program], _ = _fullest_forward(*at_forward, None)
+            if forward_tiles.any():
+                untiled_forward_bytes[program] = forward_bytes[program]
+                fullest = _fullest_forward(*at_forward, forward_tiles)
+                forward_bytes[program], fixed_by_set[FORWARD, program] = fullest
             if tiles.any():
                 untiled_bytes[program] = untiled.max(1)
     growing_bytes = columns.working_bytes - columns.fixed_working_bytes
@@ -306,6 +306,30 @@ def _sets_columns(programs: Programs, recompute: tuple[str, ...]) -> SetColumns:
     fixed_bytes = np.concatenate([fixed_by_set.ravel(), np.zeros(4 * len(works))])
     fixed_bytes[-2 * len(works) : -len(works)] = columns.fixed_working_bytes
     return SetColumns(begins, repeats, slope_bytes, fixed_bytes)
+
+
+def _fullest_forward(
+    places: _SetPlaces, at_first: Array, again: Array, gradients: Array, tiles: Array | None
+) -> tuple[Array, Array]:
+    """(bytes at the fullest step of forward but for its tile, bytes of that tile), by set. at_first, again: bytes at
+    each step, but for tiles, where it runs for the first time and where it runs again, (set, step). gradients, tiles:
+    by step; None: without tiles."""
+    if tiles is not None:
+        at_first, again = at_first + tiles, again + tiles
+    needed = np.zeros((len(at_first), 1 + len(places.spans)))
+    needed[:, 0] = at_first.max(1, initial=0.0)
+    for place, (start, stop, last) in enumerate(places.spans, 1):
+        needed[:, place] = again[:, start:stop].max(1, initial=0.0) + gradients[last]
+    needed[:, 1:] *= places.repeats
+    most = needed.max(1)
+    if tiles is None:
+        return most, np.zeros_like(most)
+    spans = (slice(None), *(slice(start, stop) for start, stop, _ in places.spans))
+    of_sets = zip(needed.argmax(1).tolist(), at_first, again, strict=True)
+    tile = np.array(
+        [tiles[spans[span]][(again_ if span else first)[spans[span]].argmax()] for span, first, again_ in of_sets]
+    )
+    return most - tile, tile
 
 
 class _SetPlaces(NamedTuple):
