@@ -239,7 +239,7 @@ def _handed_over(rank: Rank, state: State) -> Number:
 
 def _at_once_bytes(rank: Rank, state: State, parameter_bytes: int) -> list[tuple[Number, Number]]:
     """Bytes of gradients of weights that are there at one time, by kind, in the order of Rank.kinds: in backward, less
-    what it has given back by then of what it works with most, and behind it. -inf for none, as where they travel in
+    what it has given back by then of what it works with most, and behind it. -inf for none, as where all travel in
     every microbatch, which counts them. Where gradients are put off they come behind it: what its blocks kept of the
     microbatch is gone but for what waits."""
     found: list[tuple[Number, Number]] = []
@@ -248,7 +248,7 @@ def _at_once_bytes(rank: Rank, state: State, parameter_bytes: int) -> list[tuple
         if not anywhere(elements):
             found.append((-inf, -inf))
             continue
-        gradients = where(state.travels, -inf, elements * parameter_bytes)
+        gradients = where(elements > 0, elements * parameter_bytes, -inf)
         at_work = gradients - back * rank.hidden_bytes
         if not rank.weights_apart:
             found.append((at_work, -inf))

@@ -224,10 +224,10 @@ class Unit(NamedTuple):
     where no row has any. chunks_loss: whether the loss that it ends in, if it does in any row, comes in chunks.
 
     Of gradients beside their sums: handed_over: elements that a backward has all together at its end, a microbatch's
-    that do not travel; else at_once: of those that it has at one time, back_at_once: activations that are gone by then,
-    in hidden activations of a microbatch, and head_at_once: elements of the head's table where the losses of two
-    modules read it; in_backward: 1 where no schedule puts off at_once, such as gradients of experts. 0.0 in all rows
-    where none has any."""
+    that do not travel; else at_once: of those that it has at one time, of a block those that do not travel,
+    back_at_once: activations that are gone by then, in hidden activations of a microbatch, and head_at_once: elements
+    of the head's table where the losses of two modules read it; in_backward: 1 where no schedule puts off at_once, such
+    as gradients of experts. 0.0 in all rows where none has any."""
 
     parameters: Number
     owned: Number
@@ -429,6 +429,8 @@ def mesh_state(
         if is_block and hands_over == "regions":
             return 0.0, staying, 0.0, 0.0, 0.0
         (back, made), in_backward = of.moments.weights, float(is_block and not of.moments.puts_off)
+        if is_block and zero >= 2:  # such as experts that no two ranks have
+            made = {axes: count for axes, count in made.items() if mesh.size(zero_axes(axes)) == 1}
         return 0.0, float(sum(made.values())), back / hidden_bytes, float(of.head_gradients), in_backward
 
     def unit(of: Contents, is_block: bool = False, reads_table_once: bool = False) -> Unit:
