@@ -97,6 +97,16 @@ class Norm(OperatorKind):
     def extra_saved(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[Extra, ...]:
         return (Extra("statistics", graph.summed_bytes(op.inputs[0]) * _norm_rows(op, sizes)),)
 
+    def inner_backward_bytes(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
+        """Bytes in FP32 of a norm over several dims: the rows as they are normal, their products with the gradient and
+        with the weight too and, where it is narrower, the gradient itself; the gradient of the input at last takes
+        their place. Other norms compute some rows at a time."""
+        if not op.attributes.get("over"):
+            return 0.0
+        summed_bytes = graph.summed_bytes(op.inputs[0])
+        wide = 2 if graph.tensors[op.inputs[0]].element_bytes == summed_bytes else 4
+        return wide * summed_bytes * num_elements(graph, op.inputs[0], sizes)
+
     def internal_collectives(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[Internal, ...]:
         size = graph.summed_bytes(op.inputs[0]) * _norm_rows(op, sizes)
         return tuple(("all_reduce", dim, size) for dim in split_norm_dims(op))

@@ -5,12 +5,26 @@ from dataclasses import replace
 import pytest
 
 from autoshard.cost.working_bytes import working_bytes
-from autoshard.graph.partition import RedistributeStep
+from autoshard.graph.partition import OperatorStep, RedistributeStep
 from autoshard.layout.sharding import stage_program
 from autoshard.models.stage import dim_sizes, stage_graph
 from tests.multiprocess.models import MODELS
 
 SEQ, EXPERTS, TOP_K = 32, 4, 2
+
+
+@pytest.mark.parametrize(("element_bytes", "in_fp32"), [(2, 4), (4, 2)])
+def test_a_norm_over_several_dims_computes_whole_tensors_in_fp32(element_bytes: int, in_fp32: int) -> None:
+    """Of queries, whose gradient is there before and behind it."""
+    model = MODELS["olmo2"]
+    graph = stage_graph(model, dim_sizes(model, 1, SEQ), range(1), False, False, element_bytes=element_bytes)
+    program = stage_program(graph, {}, False)
+    step = next(
+        one for one in program.steps if isinstance(one, OperatorStep) and one.operator.name.endswith("self_attn.q_norm")
+    )
+    queries = SEQ * model.num_attention_heads * model.head_dim
+    statistics = 4 * SEQ
+    assert working_bytes(program, step) - statistics == (2 * element_bytes + in_fp32 * 4) * queries
 
 
 @pytest.mark.parametrize("ep", [2, 4])
