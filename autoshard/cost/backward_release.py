@@ -103,14 +103,25 @@ def _of_largest_operator(
 ) -> tuple[int, Moment, bool]:
     """The place of the operator of Moments.weights; that; and puts_off. held: bytes at each step, less what was given
     back before. most: bytes at the fullest one."""
-    learned = {tensor.name for tensor in program.graph.learned()}
-    by_step = [{view for one in operator_steps(step) for view in one.inputs} & learned for step in program.steps]
-    counts = [sum(elements[name] for name in names) for names in by_step]
-    place = max(range(len(counts)), key=lambda step: (counts[step], held[step]), default=None)
+    place = max(largest_operators(program, elements), key=held.__getitem__, default=None)
     if place is None:
         return 0, NO_MOMENT, True
     puts_off = any(is_projection(program.graph, one.operator) for one in operator_steps(program.steps[place]))
-    return place, Moment(most - held[place], _by_axes(program, by_step[place], elements)), puts_off
+    made = _by_axes(program, _learned_weights(program)[place], elements)
+    return place, Moment(most - held[place], made), puts_off
+
+
+def largest_operators(program: Program, elements: Mapping[str, int]) -> list[int]:
+    """The places of the steps whose weights have most elements. elements: of each weight."""
+    counts = [sum(elements[name] for name in names) for names in _learned_weights(program)]
+    most = max(counts, default=0)
+    return [place for place, count in enumerate(counts) if count == most]
+
+
+def _learned_weights(program: Program) -> list[set[str]]:
+    """The weights that each step reads and that are learned."""
+    learned = {tensor.name for tensor in program.graph.learned()}
+    return [{view for one in operator_steps(step) for view in one.inputs} & learned for step in program.steps]
 
 
 def _by_axes(program: Program, names: Iterable[str], elements: Mapping[str, int]) -> dict[tuple[str, ...], int]:

@@ -238,23 +238,21 @@ def _handed_over(rank: Rank, state: State) -> Number:
 
 
 def _at_once_bytes(rank: Rank, state: State, parameter_bytes: int) -> list[tuple[Number, Number]]:
-    """Bytes of gradients of weights that are there at one time, by kind, in the order of Rank.kinds: in backward, less
-    what it has given back by then of what it works with most, and behind it. -inf for none, as where all travel in
-    every microbatch, which counts them. Where gradients are put off they come behind it: what its blocks kept of the
-    microbatch is gone but for what waits."""
+    """Bytes of gradients of weights that are there at one time, by kind, in the order of Rank.kinds: in backward and
+    behind it. -inf for none, as where all travel in every microbatch, which counts them. Where gradients are put off
+    they come behind it: what its blocks kept of the microbatch is gone but for what waits."""
     found: list[tuple[Number, Number]] = []
-    of_block = state.block.at_once, state.block.back_at_once, state.block.in_backward
-    for elements, back, in_backward in state.at_once or [of_block] * len(rank.kinds):
+    of_block = state.block.at_once, state.block.in_backward
+    for elements, in_backward in state.at_once or [of_block] * len(rank.kinds):
         if not anywhere(elements):
             found.append((-inf, -inf))
             continue
         gradients = where(elements > 0, elements * parameter_bytes, -inf)
-        at_work = gradients - back * rank.hidden_bytes
         if not rank.weights_apart:
-            found.append((at_work, -inf))
+            found.append((gradients, -inf))
             continue
         gone = rank.most_blocks * largest(0.0, rank.block.kept_bytes - rank.block.weights_waiting_bytes)
-        found.append((where(in_backward > 0, at_work, -inf), where(in_backward > 0, -inf, gradients - gone)))
+        found.append((where(in_backward > 0, gradients, -inf), where(in_backward > 0, -inf, gradients - gone)))
     return found
 
 
@@ -516,9 +514,10 @@ def _backwards(rank: Rank, software: Software, state: State, parameter_bytes: in
         for _, block, count in last.behind:
             given_back = given_back + count * _given_back(rank, block, _kept_by(rank, block, software))
         runs_again = part.segment_bytes, part.again_bytes, part.replay_bytes
-        # of a set of several segments it is not known which ran again: the largest of them counts
         at_work, later = gradients[kind]
-        working = added(working, largest(0.0, at_work + part.segment_bytes - part.replay_bytes), table)
+        # of a set of several segments it is not known which ran again at a region's end: the largest of them counts
+        there = part.segment_bytes if state.in_regions else part.at_weights_bytes - part.working_bytes
+        working = added(working, largest(0.0, at_work + there - part.replay_bytes), table)
         if rank.weights_apart:
             working = largest(working + part.for_weights_bytes, later)
         if not kind and rank.ends:

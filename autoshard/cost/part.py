@@ -59,7 +59,8 @@ class Part:
     kept_bytes: from forward to backward. working_bytes: beyond that at the fullest step of a backward for which nothing
     runs again: gradients and gathered activations, less what was given back before. replay_bytes: beyond both, at the
     fullest step, where something runs again, or where forward needs more. segment_bytes, again_bytes: what the largest
-    segment saves that runs again, and what all of them do.
+    segment saves that runs again, and what all of them do. at_weights_bytes: beyond kept_bytes, where the operator runs
+    backward whose weights have most elements.
     parameters: elements on one rank, by the axes over which their gradient is summed; matrices: those that are neither
     norms nor biases. num_tensors: how many parameters these are.
     weight_gradients_s: of backward, what a schedule may put off, half of each projection's; weights_waiting_bytes: what
@@ -83,6 +84,7 @@ class Part:
 
     segment_bytes: Number = 0.0
     again_bytes: Number = 0.0
+    at_weights_bytes: Number = 0.0
     weight_gradients_s: Number = 0.0
     weights_waiting_bytes: Number = 0.0
     for_weights_bytes: Number = 0.0

@@ -10,7 +10,7 @@ from math import prod
 from operator import add
 from typing import Any, NamedTuple
 
-from autoshard.cost.backward_release import Moments, moments, waiting_at_steps
+from autoshard.cost.backward_release import Moments, largest_operators, moments, waiting_at_steps
 from autoshard.cost.collectives import CollectiveLaw, exposed_ring_s
 from autoshard.cost.compute import OperatorNeeds, QuantizedProducts, memory_s, operator_needs, seconds_of
 from autoshard.cost.part import ATTENTION, COMPUTE, CONTEXT, EXPERT, TENSOR, Part, Seconds, add_up
@@ -52,13 +52,14 @@ LawOf = Callable[[str, tuple[str, ...]], CollectiveLaw]
 @dataclass(frozen=True)
 class Recompute:
     """The meaning of a named recompute set for one program. repeated: [start, stop) steps that run forward again.
-    kept_bytes, replay_bytes, segment_bytes, again_bytes: as in Part."""
+    kept_bytes, replay_bytes, segment_bytes, again_bytes, at_weights_bytes: as in Part."""
 
     repeated: tuple[tuple[int, int], ...]
     kept_bytes: float
     replay_bytes: float
     segment_bytes: float
     again_bytes: float
+    at_weights_bytes: float
 
 
 Issued = tuple[tuple[str, tuple[str, ...], int], ...]
@@ -118,8 +119,8 @@ class StepSeconds(NamedTuple):
 class ProgramWork:
     """The operators and collectives of each step of a program, whatever the device: counted once, priced as often as
     need be. heaviest: place of the step whose backward decides `working_bytes`. tile_bytes: of that, what is in its
-    tile of scores. untiled_bytes: `working_bytes` without tiles. at_steps: of each step. The other fields: as in
-    Part."""
+    tile of scores. untiled_bytes: `working_bytes` without tiles. at_steps: of each step. at_weights: places of the
+    steps whose weights have most elements. The other fields: as in Part."""
 
     program: Program
     operators: tuple[tuple[Operators, ...], ...]
@@ -136,6 +137,7 @@ class ProgramWork:
     untiled_bytes: float
     for_weights_bytes: float
     at_steps: AtSteps
+    at_weights: Sequence[int]
     quantized: Mapping[tuple[str, ...], int] = field(default_factory=dict)
     frozen: int = 0
     chunks_loss: bool = False
@@ -168,6 +170,7 @@ class ProgramWork:
                 max(0.0, max([backward_bytes, at_first, *forward_bytes]) - kept - self.working_bytes),
                 max(saved, default=0.0),
                 sum(saved),
+                max((held[place] + working[place] for place in self.at_weights), default=0.0) - kept,
             )
         return self._recompute[name]
 
@@ -213,6 +216,7 @@ class PricedProgram:
             sum(needs.scores_bytes for step in work.operators for needs, *_ in step if needs.kind == "plain"),
             segment_bytes=recompute.segment_bytes,
             again_bytes=recompute.again_bytes,
+            at_weights_bytes=recompute.at_weights_bytes,
             weight_gradients_s=sum(step.put_off_s for step in self.steps),
             weights_waiting_bytes=work.weights_waiting_bytes,
             for_weights_bytes=work.for_weights_bytes,
@@ -310,6 +314,7 @@ def program_work(program: Program) -> ProgramWork:
         max(needed, default=0.0),
         max(map(add, needed, waiting_at_steps(program)), default=0.0) - max(needed, default=0.0),
         every_step,
+        largest_operators(program, elements),
         quantized,
         _frozen_elements(program, elements),
         any(num_chunks(op) > 1 for op in program.graph.operators),

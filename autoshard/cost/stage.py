@@ -273,6 +273,7 @@ def mean_part(parts: Sequence[Part], weights: Sequence[float]) -> Part:
         working_bytes=together_bytes - replay_bytes,
         segment_bytes=largest_of("segment_bytes"),
         again_bytes=largest_of("again_bytes"),
+        at_weights_bytes=largest_of("at_weights_bytes"),
         parameters=counts(lambda part: part.parameters),
         matrices=counts(lambda part: part.matrices),
         quantized=counts(lambda part: part.quantized),

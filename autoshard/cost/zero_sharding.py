@@ -224,10 +224,10 @@ class Unit(NamedTuple):
     where no row has any. chunks_loss: whether the loss that it ends in, if it does in any row, comes in chunks.
 
     Of gradients beside their sums: handed_over: elements that a backward has all together at its end, a microbatch's
-    that do not travel; else at_once: of those that it has at one time, of a block those that do not travel,
-    back_at_once: activations that are gone by then, in hidden activations of a microbatch, and head_at_once: elements
-    of the head's table where the losses of two modules read it; in_backward: 1 where no schedule puts off at_once, such
-    as gradients of experts. 0.0 in all rows where none has any."""
+    that do not travel; else at_once: of those that it has at one time, of a block those that do not travel, and
+    of an end back_at_once: activations that are gone by then, in hidden activations of a microbatch; head_at_once:
+    elements of the head's table where the losses of two modules read it; in_backward: 1 where no schedule puts off
+    at_once, such as gradients of experts. 0.0 in all rows where none has any."""
 
     parameters: Number
     owned: Number
@@ -277,12 +277,13 @@ class State(NamedTuple):
 
     kinds: the units of the model's kinds of blocks, where it has several; `block` is then of its first one, or the mean
     of those that `of` was asked for. turns: of each of these, whether it is there, and what of it travels. at_once: of
-    each of these, at_once, back_at_once and in_backward.
+    each of these, at_once and in_backward.
     shares: whether other ranks keep the rest of a rank's optimizer state, so that gradients and parameters travel in
     buckets. owners: how many ranks share a table. gathers: 1 under ZeRO-3, else 0. travels: which rows are under ZeRO-2
     or -3; False where none is. choice: bytes of an indexer's choice for a byte of the hidden activations with which
     stages send it; all transfers count as if it went with them, both ways. one_graph: whether a backward of a stage is
-    one graph, which gives nothing back of what it is given.
+    one graph, which gives nothing back of what it is given. in_regions: whether a block's at_once is of all its
+    operators, and there when its backward has most.
     """
 
     block: Unit
@@ -294,9 +295,10 @@ class State(NamedTuple):
     travels: Any
     kinds: Mapping[int, Unit] = {}
     turns: Sequence[tuple[Any, Turns]] = ()
-    at_once: Sequence[tuple[Number, Number, Number]] = ()
+    at_once: Sequence[tuple[Number, Number]] = ()
     choice: Number = 0.0
     one_graph: bool = False
+    in_regions: bool = False
 
     def of(self, kinds: Iterable[tuple[int, Number]]) -> State:
         """The state as a stage or a rank with these blocks has it, (kind, how many): `block` is their mean."""
@@ -304,7 +306,7 @@ class State(NamedTuple):
             return self
         units, counts = zip(*((self.kinds[kind], count) for kind, count in kinds), strict=True)
         turns = tuple((share > 0, unit.travelling.turns) for share, unit in zip(shares(counts), units, strict=True))
-        at_once = [(unit.at_once, unit.back_at_once, unit.in_backward) for unit in units]
+        at_once = [(unit.at_once, unit.in_backward) for unit in units]
         return self._replace(block=mean_unit(units, counts), turns=turns, at_once=at_once)
 
     def take(self, rows: Any) -> State:
@@ -322,6 +324,7 @@ class State(NamedTuple):
         more: dict[str, Any] = {
             "choice": self.choice[rows] if anywhere(self.choice) else 0.0,
             "one_graph": self.one_graph,
+            "in_regions": self.in_regions,
         }
         if not some_travel:
             return State(block, first, last, others, 1, 0, False, kinds, **more)
@@ -426,12 +429,16 @@ def mesh_state(
             return 0.0, 0.0, 0.0, 0.0, 0.0
         if hands_over == "stages":
             return staying * precision.sums_apart, 0.0, 0.0, 0.0, 0.0
-        if is_block and hands_over == "regions":
-            return 0.0, staying, 0.0, 0.0, 0.0
-        (back, made), in_backward = of.moments.weights, float(is_block and not of.moments.puts_off)
-        if is_block and zero >= 2:  # such as experts that no two ranks have
-            made = {axes: count for axes, count in made.items() if mesh.size(zero_axes(axes)) == 1}
-        return 0.0, float(sum(made.values())), back / hidden_bytes, float(of.head_gradients), in_backward
+        back, made = of.moments.weights
+        if not is_block:
+            return 0.0, float(sum(made.values())), back / hidden_bytes, float(of.head_gradients), 0.0
+        in_regions = hands_over == "regions"
+        if zero < 2:
+            at_once = staying if in_regions else float(sum(made.values()))
+        else:  # such as of experts that no two ranks have; norms and biases are few
+            counts = of.matrices if in_regions else made
+            at_once = float(sum([count for axes, count in counts.items() if mesh.size(zero_axes(axes)) == 1]))
+        return 0.0, at_once, 0.0, 0.0, float(not (in_regions or of.moments.puts_off))
 
     def unit(of: Contents, is_block: bool = False, reads_table_once: bool = False) -> Unit:
         counts, matrices, _, times, quantized, frozen, chunks_loss, *_ = of
@@ -458,8 +465,10 @@ def mesh_state(
     first = unit(contents.first, reads_table_once=not tied)  # an embedding's backward does not read its table
     ends = first, unit(contents.last)
     several = kinds if len(kinds) > 1 else {}
-    block, gathers, one_graph = next(iter(kinds.values())), int(zero == 3), hands_over == "stages"
-    return State(block, *ends, owners > 1, owners, gathers, zero >= 2, several, one_graph=one_graph)
+    block, gathers = next(iter(kinds.values())), int(zero == 3)
+    one_graph, in_regions = hands_over == "stages", hands_over == "regions"
+    state = State(block, *ends, owners > 1, owners, gathers, zero >= 2, several)
+    return state._replace(one_graph=one_graph, in_regions=in_regions)
 
 
 def mean_unit(units: Sequence[Unit], counts: Sequence[Number]) -> Unit:

@@ -443,8 +443,11 @@ def test_gradients_of_experts_that_no_two_ranks_have_do_not_travel(zero: int) ->
     for ep, elements in ((4, 1 * 64 * 1024), (2, 0)):
         s = strategy(pp=2, dp=4, ep=ep, zero=zero, stage_layers=(1, 1))
         parts = strategy_parts(model, TRAINING, cluster_of(s), s)
-        state = parts_state(parts, zero, TRAINING.precision, strategy_mesh(model, cluster_of(s), s), cluster_of(s))
+        state_of = parts, zero, TRAINING.precision, strategy_mesh(model, cluster_of(s), s), cluster_of(s)
+        state = parts_state(*state_of)
         assert state.block.at_once == elements
+        of_regions = parts_state(*state_of, hands_over="regions").block
+        assert of_regions.at_once == 3 * elements and not of_regions.in_backward
         if elements:
             gradients = DTYPE_BYTES[TRAINING.precision.parameter_dtype] * elements
             block = parts[0].block

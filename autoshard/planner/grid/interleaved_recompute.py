@@ -166,20 +166,20 @@ class InterleavedSets:
 
         again = {name: np.maximum(of_block[name], of_ends[name]) for name in AGAIN}
         most = (again["replay_bytes"] + work).max(1, initial=0.0)
-        with_gradients = again["replay_bytes"] + work + of_block["segment_bytes"] - of_block["replay_bytes"]
+        more = again["replay_bytes"] - of_block["replay_bytes"]
+        in_regions = self._state.in_regions
+        at_weights = work + of_block["segment_bytes"] if in_regions else self._block.at_weights_bytes[sets]
         block = PartColumns(*(none,) * len(PartColumns._fields))._replace(
             kept_bytes=kept_bytes / (of_rank.in_flight * self._layers),
             working_bytes=most - replay,
-            segment_bytes=np.where(
-                self._state.travels,
-                again["segment_bytes"].max(1, initial=0.0),
-                with_gradients.max(1, initial=0.0) - most,
-            ),
+            segment_bytes=again["segment_bytes"].max(1, initial=0.0),
             again_bytes=again["again_bytes"].max(1, initial=0.0),
+            at_weights_bytes=(at_weights + more).max(1) - replay,
         )
         of_rank = of_rank.made_of(block)._replace(kept_at_first_bytes=lambda of: at_first_bytes)
         memory = headless_memory if headless else rank_memory
-        needed: Array = memory(of_rank, self._state, problem.training.precision).total
+        state = self._state._replace(in_regions=False)  # at_weights_bytes says all
+        needed: Array = memory(of_rank, state, problem.training.precision).total
         return needed + problem.cluster.device.reserved_memory_bytes
 
     @cached_property

@@ -167,7 +167,8 @@ def stacked(states: Sequence[State]) -> State:
         np.array(flags) for flags in zip(*((state.shares, state.travels) for state in states), strict=True)
     )
     choices = np.array([state.choice for state in states])
-    more: dict[str, Any] = {"choice": choices if choices.any() else 0.0, "one_graph": states[0].one_graph}
+    more: dict[str, Any] = {name: getattr(states[0], name) for name in ("one_graph", "in_regions")}
+    more["choice"] = choices if choices.any() else 0.0
     if not travels.any():
         return State(block, first, last, shares, 1, 0, False, kinds, **more)
     owners, gathers = np.array([(state.owners, state.gathers) for state in states], dtype=float).T

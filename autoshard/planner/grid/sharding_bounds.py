@@ -42,6 +42,7 @@ SHARED = (
     "replay_bytes",
     "segment_bytes",
     "again_bytes",
+    "at_weights_bytes",
     "working_bytes",
     "weights_waiting_bytes",
     "for_weights_bytes",

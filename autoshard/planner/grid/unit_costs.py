@@ -47,6 +47,7 @@ class PartColumns(NamedTuple):
     replay_bytes: Array
     segment_bytes: Array
     again_bytes: Array
+    at_weights_bytes: Array
     working_bytes: Array
     weights_waiting_bytes: Array
     for_weights_bytes: Array
@@ -245,9 +246,9 @@ def stage_law(problem: Problem, shape: LocalShape) -> LawOf:
     return collective_laws(problem.model, problem.cluster, shape)
 
 
-BY_SET = 7
+BY_SET = 8
 """Kinds of bytes in SetColumns that differ by set."""
-FULLEST, FORWARD = 3, 5
+FULLEST, FORWARD = 4, 6
 """Of these, the places of what is there at the fullest step of backward and of forward, with a tile of scores."""
 
 
@@ -256,9 +257,10 @@ class SetColumns(NamedTuple):
 
     begins: (n,), the first step of each program among those of all. repeats: of each program with blocks, (step, set),
     1 where it repeats the step under the set. slope_bytes: what one sequence more adds to the bytes that programs keep,
-    that their largest segment saves and that all do, that are there at the fullest step of backward and at that of
-    forward, of each with a tile of scores and without, (n x set,) each, that wait for gradients of weights and that
-    they work with, with a tile and without, (n,) each. fixed_bytes: what is there without any.
+    that their largest segment saves and that all do, that are there where the operator with the largest weights runs
+    backward, at the fullest step of backward and at that of forward, of both with a tile of scores and without,
+    (n x set,) each, that wait for gradients of weights and that they work with, with a tile and without, (n,) each.
+    fixed_bytes: what is there without any.
     """
 
     begins: Array
@@ -274,7 +276,8 @@ def _sets_columns(programs: Programs, recompute: tuple[str, ...]) -> SetColumns:
     begins = np.array([0, *accumulate(len(pattern.steps) for pattern, _ in known[:-1])])
     repeats = tuple(_set_places(pattern, recompute).in_sums for pattern, _ in known[:recomputed])
     by_set, fixed_by_set = np.zeros((2, BY_SET, len(works), len(recompute)))
-    kept_bytes, segment_bytes, again_bytes, fullest_bytes, untiled_bytes, forward_bytes, untiled_forward_bytes = by_set
+    kept_bytes, segment_bytes, again_bytes, at_weights_bytes, *fullest_of = by_set
+    fullest_bytes, untiled_bytes, forward_bytes, untiled_forward_bytes = fullest_of
     for program, (pattern, buffers) in enumerate(known):
         names = recompute if program < recomputed else (NO_RECOMPUTE,)  # only blocks ever are
         places, sizes = _set_places(pattern, names), np.array([*buffers.values()])
@@ -287,6 +290,7 @@ def _sets_columns(programs: Programs, recompute: tuple[str, ...]) -> SetColumns:
             working, tiles, forward, forward_tiles, gradients = map(np.array, work.at_steps)
             held = places.held_bytes(places.changes, sizes)
             untiled = held + working
+            at_weights_bytes[program] = untiled[:, work.at_weights].max(1, initial=0.0)
             heaviest = (untiled + tiles).argmax(1)
             same = {step: tiles[step] + fixed_bytes_of(work.program, step) for step in {*heaviest.tolist()}}
             fixed_by_set[FULLEST, program] = [same[step] for step in heaviest.tolist()]
@@ -421,9 +425,8 @@ def _parts(sums: _Sums, sets: int, kinds: int, opens: Array, has_first: bool) ->
     one."""
     programs, recomputed = sums.backward_s.shape[1], kinds + has_first
     by_set, by_program = np.split(sums.bytes, [BY_SET * programs * sets], axis=1)
-    kept_bytes, segment_bytes, again_bytes, *fullest_bytes = by_set.reshape(-1, BY_SET, programs, sets).transpose(
-        1, 2, 0, 3
-    )
+    of_sets = by_set.reshape(-1, BY_SET, programs, sets).transpose(1, 2, 0, 3)
+    kept_bytes, segment_bytes, again_bytes, at_weights_bytes, *fullest_bytes = of_sets
     waiting_bytes, for_weights_bytes, tiled_bytes, untiled_bytes = by_program.reshape(-1, 4, programs, 1).transpose(
         1, 2, 0, 3
     )
@@ -444,6 +447,7 @@ def _parts(sums: _Sums, sets: int, kinds: int, opens: Array, has_first: bool) ->
                 {},
                 segment_bytes=segment_bytes[program],
                 again_bytes=again_bytes[program],
+                at_weights_bytes=at_weights_bytes[program] - kept_bytes[program],
                 weight_gradients_s=backward_s[5, program],
                 weights_waiting_bytes=waiting_bytes[program],
                 for_weights_bytes=for_weights_bytes[program],
