@@ -30,6 +30,9 @@ from autoshard.units import format_number, slower_text
 
 PROVEN = 1e-6
 """Share of a step below which there is no gap."""
+WORTH_LESS_SURE = 0.02
+"""Share of a step that a layout which fits less surely must save to be told of: for less nobody would risk it. A guess.
+"""
 
 
 def optimality(problem: Problem, pins: Pins, fastest: list[Timed], place: int, gap: float, clock: Clock) -> str:
@@ -73,8 +76,9 @@ def room_notes(choice: Choice, wanted: float, clock: Clock) -> Iterator[str]:
             none = f"no layout that fits with {_percent(wanted)} probability was known {clock.why_ended}"
         yield f"room: {none}; chosen among those that fit with at least {_percent(found.probability)} probability"
     capacity = priced.problem.cluster.device.memory_bytes
-    fuller = next(priced.fastest_first(capacity, found.memory_bytes, fastest.step_time_s), None)
-    if fuller is None or fuller.step_time_s >= fastest.step_time_s:
+    most_s = (1 - WORTH_LESS_SURE) * fastest.step_time_s
+    fuller = next(priced.fastest_first(capacity, found.memory_bytes, most_s), None)
+    if fuller is None or fuller.step_time_s >= most_s:
         return
     sooner = slower_text(fuller.step_time_s / choice.taken.step_time_s)
     fits = _percent(estimate(*priced.problem[:3], fuller.strategy).fits_probability)
