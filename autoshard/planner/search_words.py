@@ -26,7 +26,7 @@ from autoshard.plans.search_result import (
     sets_not_tried,
 )
 from autoshard.schedules import SCHEDULES
-from autoshard.units import format_number, slower_text
+from autoshard.units import format_number, slower_text, slower_than
 
 PROVEN = 1e-6
 """Share of a step below which there is no gap."""
@@ -80,11 +80,11 @@ def room_notes(choice: Choice, wanted: float, clock: Clock) -> Iterator[str]:
     fuller = next(priced.fastest_first(capacity, found.memory_bytes, most_s), None)
     if fuller is None or fuller.step_time_s >= most_s:
         return
-    sooner = slower_text(fuller.step_time_s / choice.taken.step_time_s)
+    sooner = slower_than(fuller.step_time_s / fastest.step_time_s)
     fits = _percent(estimate(*priced.problem[:3], fuller.strategy).fits_probability)
     yield (
-        f"{LESS_SURE} {sooner}, fits with {fits} probability: {describe(fuller.strategy)}; layouts that fit with less "
-        f"than {_percent(found.probability)} are passed over (--fit-probability)"
+        f"{LESS_SURE} {sooner} all that fit so surely, fits with {fits} probability: {describe(fuller.strategy)}; "
+        f"layouts that fit with less than {_percent(found.probability)} are passed over (--fit-probability)"
     )
 
 

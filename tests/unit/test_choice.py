@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from math import inf
 from types import SimpleNamespace
@@ -25,6 +26,7 @@ from autoshard.planner.priced import Clock, price_layouts
 from autoshard.planner.ranking import Timed, best_of_each_kind
 from autoshard.planner.rejections import SLOWER, UNPRICED, Tally
 from autoshard.planner.search import search
+from autoshard.planner.search_words import WORTH_LESS_SURE
 from autoshard.planner.sets import EVERY_SET, recompute_sets
 from autoshard.planner.simpler import simpler_ones
 from autoshard.planner.toss_ups import COMPARED, simplest_of_equals
@@ -81,6 +83,21 @@ def test_a_plan_fits_as_surely_as_is_wanted() -> None:
         passed_over = [note for note in result.notes if note.startswith(LESS_SURE)]
         assert len(passed_over) <= (wanted > 0.5)
     assert steps == sorted(steps) and steps[0] < steps[-1]
+
+
+def test_a_faster_layout_that_fits_less_surely_is_told() -> None:
+    training = TrainingSpec(4096, 256, load_precision("mixed_precision"))
+    problem = load_model("llama2-13b"), training, load_cluster("trn1.32xlarge", 1)
+    result = search(*problem)
+    (note,) = (note for note in result.notes if note.startswith(LESS_SURE))
+    told = re.match(
+        r"room: another layout, (\S+) % faster than all that fit so surely, fits with (\S+) % probability: tp=", note
+    )
+    assert told is not None
+    faster, fits = (float(number) / 100 for number in told.groups())
+    other = search(*problem, fit_probability=fits).best.estimate
+    assert faster > WORTH_LESS_SURE and fits <= other.fits_probability < 0.9
+    assert other.step_time_s <= (1 - faster + 1e-3) * result.best.estimate.step_time_s
 
 
 PINS = Pins(tp=8, pp=8, cp=1, num_virtual_stages=5, microbatch_size=2, recompute="full")
