@@ -170,8 +170,6 @@ def torchtitan_layout(data: Mapping[str, Any]) -> WrittenLayout:
     known = MODELS.get((str(model.get("name")), str(model.get("flavor"))))
     if known:
         options["model"] = known
-    notes = [NOTES[fields["zero"]]] if fields["zero"] else []
-    notes += kept
     left_out = tuple(key for key in said if key not in READ and not key.startswith(f"{UNREAD}."))
     return WrittenLayout(
         "torchtitan configuration",
@@ -179,7 +177,8 @@ def torchtitan_layout(data: Mapping[str, Any]) -> WrittenLayout:
         fields,
         stages=stages_of(parallelism),
         model=WrittenModel() if known is None else _flavor(known, show(model.get("flavor"))),
-        notes=tuple(notes),
+        notes=tuple(kept),
+        sharding=NOTES.get(fields["zero"], ""),
         products={
             f"model.converters has {name}": precision for name in _converters(data) if (precision := _products(name))
         },

@@ -21,9 +21,10 @@ class WrittenLayout:
     (the model's blocks, pp, vpp or None for what the file says) -> blocks of each stage. complete: whether absent
     options have the format's defaults, rather than being left to the search. model: what the file says of its model.
     training_fields: of TrainingSpec, where the file overrules what `autoshard plan` takes. notes: what could not be
-    taken over unchanged. warnings: what the file says that changes the step and is not in the price. products: what it
-    says of products of matrices in fewer bits -> the precision here. wide_blocks: what it says of blocks that multiply
-    in bf16 all the same -> these, as --keep-bf16 has them. drops: what it says of dropout, empty for nothing.
+    taken over unchanged. sharding: one more of them, where ranks shard. warnings: what the file says that changes the
+    step and is not in the price. products: what it says of products of matrices in fewer bits -> the precision here.
+    wide_blocks: what it says of blocks that multiply in bf16 all the same -> these, as --keep-bf16 has them. drops:
+    what it says of dropout, empty for nothing.
     overlaps: the framework on GPUs, where it hides transfers behind work; else empty. devices_per_node: those that the
     file starts processes for, None where it does not say. kv_copies: how often it has each key-value head over tp, None
     where it does not say.
@@ -39,6 +40,7 @@ class WrittenLayout:
     model: WrittenModel = field(default_factory=WrittenModel)
     training_fields: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    sharding: str = ""
     warnings: tuple[str, ...] = ()
     products: Mapping[str, str] = field(default_factory=dict)
     wide_blocks: Mapping[str, str] = field(default_factory=dict)

@@ -50,6 +50,9 @@ AS_OURS = (
     "take less"
 )
 COPIES = "kv_replicator: {said}: priced with {copies}, the fewest copies of a key-value head that fill tp"
+NOT_SHARDED = (
+    "{copies} replicas of dp={copies} leave one rank to shard over, which shards nothing: read as DDP (zero=0)"
+)
 OWN_CUT = "so {framework} cuts the {blocks} blocks by the file; autoshard score prices that"
 UNEVEN = "each got what the busiest rank's get by --expert-imbalance"
 
@@ -130,6 +133,7 @@ def read_written(file: str, given: Mapping[str, Any], recipes: bool = True) -> W
 
     def found(problem: Problem, strategy: Strategy, own_cut: str = "") -> Written:
         said, copies = (*model_notes, *notes, *written.notes), max(1, strategy.tp // problem.model.num_key_value_heads)
+        said += (written.sharding,) if written.sharding and strategy.zero else ()
         if written.overlaps and not problem.cluster.platform.is_trainium and problem.cluster.world_size > 1:
             said += (AS_OURS.format(framework=written.overlaps),)
         more = () if written.kv_copies in (None, copies) else (COPIES.format(said=written.kv_copies, copies=copies),)
@@ -153,7 +157,11 @@ def read_written(file: str, given: Mapping[str, Any], recipes: bool = True) -> W
         cut = partial(written.stages, problem.model.num_hidden_layers, pp, vpp)
         fields["stage_layers"] = in_file(file, cut)
         pinned["num_virtual_stages"] = len(fields["stage_layers"]) // pp
+    replicas = fields.pop("dp_replicate", None)
     strategy = completed(problem, {**pinned, **fields})
+    if replicas is not None:
+        strategy, why = _of_replicas(strategy, replicas)
+        notes += why
     if is_one_microbatch:
         per_replica = strategy.microbatch_size
         notes += (ONE_MICROBATCH.format(framework=written.overlaps, size=per_replica, dp=strategy.dp),)
@@ -164,6 +172,17 @@ def read_written(file: str, given: Mapping[str, Any], recipes: bool = True) -> W
         runs = problem.training.global_batch_size / (per_replica * strategy.dp)
         warnings += (ONE_RUN.format(count=per_replica, runs=runs),) if runs > 1 else ()
     return found(problem, strategy, own_cut)
+
+
+def _of_replicas(strategy: Strategy, replicas: int) -> tuple[Strategy, tuple[str, ...]]:
+    """(the strategy with so many replicas of all shards, notes). A replica of one rank shards nothing, which frameworks
+    take; here that is no ZeRO. Raises AutoshardError where ranks of experts or of dp do not go into replicas."""
+    from autoshard.layout.mesh import experts_objection, tensor_ranks_apart
+
+    apart = tensor_ranks_apart(strategy.tp, strategy.etp)
+    if strategy.cp == 1 and strategy.dp == replicas and experts_objection(strategy.ep, 1, 1, apart) is None:
+        return replace(strategy, zero=0, dp_replicate=1), (NOT_SHARDED.format(copies=replicas),)
+    return replace(strategy, dp_replicate=replicas), ()
 
 
 def check_one_price(request: PlanRequest) -> None:

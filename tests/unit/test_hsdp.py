@@ -294,6 +294,24 @@ def test_torchtitans_degrees_are_held_against_the_machine(shards: int, replicas:
         assert str(error.value) == "tp=1 x pp=1 x dp=8 x cp=1 is 8 devices; 4 x h100-80gb has 32"
 
 
+@pytest.mark.parametrize(
+    ("degrees", "read"),
+    [
+        ("data_parallel_replicate_degree = 2\ntensor_parallel_degree = 4", (2, 0, 1)),
+        ("data_parallel_replicate_degree = 2\ntensor_parallel_degree = 2", (4, 3, 2)),
+        ("data_parallel_replicate_degree = 2\ntensor_parallel_degree = 2\ncontext_parallel_degree = 2", (2, 3, 2)),
+    ],
+)
+def test_replicas_of_one_rank_are_ddp(degrees: str, read: tuple[int, int, int], tmp_path: Path) -> None:
+    """torchtitan shards over the ranks that replicas leave, those of cp too; one is none to shard over."""
+    file = tmp_path / "r.toml"
+    file.write_text(f'[model]\nname = "llama3"\nflavor = "8B"\n[parallelism]\n{degrees}\n')
+    found = read_written(str(file), {"instance": "h100-80gb"})
+    assert (found.strategy.dp, found.strategy.zero, found.strategy.dp_replicate) == read
+    said = "2 replicas of dp=2 leave one rank to shard over, which shards nothing: read as DDP (zero=0)"
+    assert (said in found.notes, any("ZeRO-3" in note for note in found.notes)) == (read[1] == 0, read[1] == 3)
+
+
 def test_replicas_that_no_layout_has_are_told_what_would_do() -> None:
     with pytest.raises(AutoshardError) as error:
         plan_for(PlanRequest("llama3-8b", "h100-80gb", 4, backend="torch", pins={"dp_replicate": 3}))
