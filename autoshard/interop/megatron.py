@@ -334,9 +334,10 @@ def _built_in_graphs(flags: dict[str, str]) -> dict[str, tuple[str, Any]]:
     frequency = flags.get(FREQUENCY, "")
     if frequency.isdigit() or frequency.startswith(("[", "(")):
         has_zeros = re.search(r"(?<!\d)0(?!\d)", frequency) is not None
-        said["has_dense_blocks"] = (f"--{FREQUENCY}", frequency != "1" if frequency.isdigit() else has_zeros)
+        has_dense = frequency != "1" if frequency.isdigit() else has_zeros
+        said["has_dense_blocks"] = (f"--{FREQUENCY} {frequency[:40]}", has_dense)
     if WINDOW in flags and not flags[WINDOW].strip("(").startswith("-1"):
-        said["has_windows"] = (f"--{WINDOW}", True)
+        said["has_windows"] = (f"--{WINDOW} {flags[WINDOW][:40]}", True)
     return said
 
 

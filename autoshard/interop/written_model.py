@@ -24,6 +24,12 @@ TOKENIZERS = {
 }
 """Part of a tokenizer's name -> tokens of its vocabulary; the first that is in there counts."""
 
+GRAPHS = {
+    "has_dense_blocks": ("blocks without experts", "experts in each block"),
+    "has_windows": ("windows", "no windows"),
+}
+"""Properties that are true or false and that no flag says as such: what either means. A key for one has its value."""
+
 
 @dataclass(frozen=True)
 class WrittenModel:
@@ -93,7 +99,7 @@ def property_of(model: ModelSpec, name: str) -> Any:
         case "has_latent_attention":
             return model.latent_attention is not None
         case "has_dense_blocks":
-            return model.dense_intermediate_size > 0
+            return model.dense_intermediate_size > 0 if model.is_moe else UNKNOWN
         case "has_windows":
             return model.sliding_window is not None or model.chunked_attention is not None
         case "normalizes_heads" if model.chunked_attention is not None:
@@ -122,10 +128,15 @@ def check_same_model(file: str, written: WrittenModel, model: ModelSpec) -> tupl
             notes += (f"{key} stretches rope with factor {value.factor:g}; {own}: {both}",)
             continue
         if name != "num_hidden_layers" and models_own is not UNKNOWN and models_own != value:
-            raise AutoshardError(
-                f"{file} has {key}={shown(value)}, but {model.name} has {shown(models_own)}: another model"
-            )
+            own = GRAPHS[name][not models_own] if name in GRAPHS else shown(models_own)
+            raise AutoshardError(f"{file} has {stated(written, name)}, but {model.name} has {own}: another model")
     return notes
+
+
+def stated(written: WrittenModel, name: str) -> str:
+    """A property that the file says, in its words."""
+    key, value = written.said[name]
+    return f"{key} ({GRAPHS[name][not value]})" if name in GRAPHS else f"{key}={shown(value)}"
 
 
 def plain_llama(model: ModelSpec) -> tuple[ModelSpec, tuple[str, ...]]:

@@ -283,11 +283,9 @@ def _is_here(name: str) -> bool:
 
 def _sizes(model: WrittenModel) -> str:
     """All that a model is found by, in the file's words."""
-    from autoshard.interop.written_model import shown
+    from autoshard.interop.written_model import stated
 
-    return ", ".join(
-        f"{key}={shown(value)}" for name, (key, value) in model.said.items() if name != "num_hidden_layers"
-    )
+    return ", ".join(stated(model, name) for name in model.said if name != "num_hidden_layers")
 
 
 def _problem(

@@ -243,9 +243,17 @@ def test_published_arguments_are_their_models(name: str) -> None:
     ("name", "flags", "text"),
     [
         ("llama2-7b", "--multi-latent-attention", "--multi-latent-attention=True, but llama2-7b has False"),
-        ("mixtral-8x7b", "--moe-layer-freq 2", "--moe-layer-freq=True, but mixtral-8x7b has False"),
-        ("glm-4.5", "--moe-layer-freq ([1]*92)", "--moe-layer-freq=False, but glm-4.5 has True"),
-        ("llama2-7b", "--window-size (127,0)", "--window-size=True, but llama2-7b has False"),
+        (
+            "mixtral-8x7b",
+            "--moe-layer-freq 2",
+            "--moe-layer-freq 2 (blocks without experts), but mixtral-8x7b has experts in each block",
+        ),
+        (
+            "glm-4.5",
+            "--moe-layer-freq ([1]*92)",
+            "--moe-layer-freq ([1]*92) (experts in each block), but glm-4.5 has blocks without experts",
+        ),
+        ("llama2-7b", "--window-size (127,0)", "--window-size (127,0) (windows), but llama2-7b has no windows"),
         ("deepseek-v3", "--kv-lora-rank 256", "--kv-lora-rank=256, but deepseek-v3 has 512"),
         ("deepseek-v3", "--qk-head-dim 192", "--qk-head-dim=192, but deepseek-v3 has 128"),
         ("deepseek-v2", "--qk-layernorm", "--qk-layernorm=True, but deepseek-v2 has False"),
