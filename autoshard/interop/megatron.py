@@ -23,11 +23,18 @@ DEEPSPEED_KEYS = "num-key-value-heads"
 """Key-value heads of Megatron-DeepSpeed, which has no such switch."""
 SPREAD = "expert-model-parallel-size"
 """Ranks that share the experts; more than 1 has a model with experts alone."""
+DEEPSPEED_SPREAD, DEEPSPEED_TOPK, DEEPSPEED_INTERVAL = "moe-expert-parallel-size", "topk", "expert-interval"
+"""Of Megatron-DeepSpeed: ranks that share the experts, experts of a token, and blocks for each with experts."""
+DEEPSPEED_EXPERTS = {DEEPSPEED_TOPK: "1", DEEPSPEED_INTERVAL: "2"}
+"""What Megatron-DeepSpeed takes without these flags [Megatron-DeepSpeed megatron/arguments.py]."""
+CUT_EXPERTS = "enable-expert-tensor-parallelism"
+"""Of Megatron-DeepSpeed: tp cuts experts too, which it keeps whole without."""
 NUMBERS = {
     "tensor-model-parallel-size": "tp",
     "pipeline-model-parallel-size": "pp",
     "context-parallel-size": "cp",
     SPREAD: "ep",
+    DEEPSPEED_SPREAD: "ep",
     "micro-batch-size": "micro_batch",
     "global-batch-size": "global_batch",
     "seq-length": "seq_len",
@@ -48,6 +55,7 @@ SIZES = {
     "vocab-size": "vocab_size",
     "num-experts": "num_local_experts",
     "moe-router-topk": "num_experts_per_tok",
+    DEEPSPEED_TOPK: "num_experts_per_tok",
     "moe-shared-expert-intermediate-size": "shared_expert_intermediate_size",
     "q-lora-rank": "q_lora_rank",
     "kv-lora-rank": "kv_lora_rank",
@@ -318,6 +326,8 @@ def _model(flags: dict[str, str]) -> WrittenModel:
     key = next((key for key in ("tokenizer-model", "tokenizer-type") if guessed_vocabulary(key, flags.get(key))[0]), "")
     vocabulary, notes = guessed_vocabulary(f"--{key}", flags.get(key))
     assumed = {**GPT, **WITHOUT_EXPERTS, "intermediate_size": _inner_size(said)}
+    if _is_deepspeeds_mixture(flags):
+        assumed["num_experts_per_tok"] = int(DEEPSPEED_EXPERTS[DEEPSPEED_TOPK])
     graphs = [f"--{flag}" for flag in OTHER_GRAPHS if flag in flags]
     graphs += [key for key, has_it in _built_in_graphs(flags).values() if has_it]
     if vocabulary is not None:
@@ -336,9 +346,18 @@ def _built_in_graphs(flags: dict[str, str]) -> dict[str, tuple[str, Any]]:
         has_zeros = re.search(r"(?<!\d)0(?!\d)", frequency) is not None
         has_dense = frequency != "1" if frequency.isdigit() else has_zeros
         said["has_dense_blocks"] = (f"--{FREQUENCY} {frequency[:40]}", has_dense)
+    if _is_deepspeeds_mixture(flags):
+        interval, usual = flags.get(DEEPSPEED_INTERVAL, ""), DEEPSPEED_EXPERTS[DEEPSPEED_INTERVAL]
+        absent = f"no --{DEEPSPEED_INTERVAL}, which Megatron-DeepSpeed takes for {usual}"
+        key = f"--{DEEPSPEED_INTERVAL} {interval[:40]}" if interval else absent
+        said["has_dense_blocks"] = (key, whole_number(f"--{DEEPSPEED_INTERVAL}", interval or usual) > 1)
     if WINDOW in flags and not flags[WINDOW].strip("(").startswith("-1"):
         said["has_windows"] = (f"--{WINDOW} {flags[WINDOW][:40]}", True)
     return said
+
+
+def _is_deepspeeds_mixture(flags: dict[str, str]) -> bool:
+    return "num-experts" in flags and bool(flags.keys() & {DEEPSPEED_SPREAD, *DEEPSPEED_EXPERTS})
 
 
 def _scores_by_sigmoid(flags: dict[str, str]) -> bool:
@@ -391,6 +410,9 @@ def _warnings(flags: dict[str, str], options: dict[str, Any]) -> Iterator[str]:
     etp = _expert_ranks(flags, options["tp"])
     if etp is not None and not _is_spread(options, etp):
         yield f"--{EXPERT_RANKS} {etp}: experts are priced with tp={options['tp']}, as the rest"
+    if DEEPSPEED_SPREAD in flags and options["tp"] > 1 and CUT_EXPERTS not in flags:
+        whole = f"no --{CUT_EXPERTS}: Megatron-DeepSpeed keeps experts whole on each rank of tp"
+        yield f"{whole}; priced with tp={options['tp']}, as the rest"
     if flags.get("optimizer", "adam") != "adam":
         yield f"--optimizer {flags['optimizer']} is priced as AdamW, with two moments"
     for flag in OTHER_GRAPHS:
@@ -429,7 +451,7 @@ READ = (
     *("recompute-num-layers", "attention-backend", "cp-comm-type", "bf16", "fp16", "sequence-parallel"),
     *("use-megatron-fsdp", SHARDING_FLAG, TORCH_FSDP, TORCH_FSDP_ZERO_2, "use-tp-pp-dp-mapping"),
     *(EXPERT_RANKS, INSTANCES, "use-distributed-optimizer", *STAGE_FLAGS),
-    *(DEEPSPEED_ZERO, DEEPSPEED_RECOMPUTE, LATENT, FREQUENCY, WINDOW),
+    *(DEEPSPEED_ZERO, DEEPSPEED_RECOMPUTE, LATENT, FREQUENCY, WINDOW, DEEPSPEED_INTERVAL, CUT_EXPERTS),
     *("nproc-per-node", GROUPED, WIDE_ENDS, *WIDE_BLOCKS.values()),
     *("mtp-num-layers", "mtp-loss-scaling-factor"),
 )
@@ -438,7 +460,7 @@ MOST_FLAGS = ("num-layers", "hidden-size", "num-attention-heads")
 ANYBODYS = (
     *("bf16", "fp16", "nnodes", "nproc-per-node", "vocab-size", "attention-backend", "seq-length"),
     *("micro-batch-size", "global-batch-size", "context-parallel-size", "num-experts", *MOST_FLAGS),
-    DEEPSPEED_KEYS,
+    *(DEEPSPEED_KEYS, DEEPSPEED_TOPK),
 )
 """Those that scripts of other frameworks have too, if not all of MOST_FLAGS."""
 

@@ -267,6 +267,32 @@ def test_other_models_graphs_are_refused(name: str, flags: str, text: str) -> No
     assert str(error.value) == f"train.sh has {text}: another model"
 
 
+def test_megatron_deepspeeds_experts_are_read() -> None:
+    """--topk is 1 there without the flag, and --expert-interval 2: blocks with experts alternate with others."""
+    sizes = (
+        "--num-layers 2 --hidden-size 64 --num-attention-heads 8 --vocab-size 99 --max-position-embeddings 64 --swiglu "
+        "--normalization RMSNorm --use-rotary-position-embeddings --disable-bias-linear --num-experts 4 "
+        "--untie-embeddings-and-output-weights --tensor-model-parallel-size 2 --moe-expert-parallel-size 4"
+    )
+    for topk, active in (("", 1), ("--topk 2", 2)):
+        plan = imported(f"{sizes} {DROPS_NOTHING} --expert-interval 1 {topk}", "train.sh", instance="h100-80gb")
+        assert (plan.model.num_experts_per_tok, plan.strategy.ep) == (active, 4)
+        assert any("keeps experts whole on each rank of tp; priced with tp=2, as the rest" in one for one in plan.notes)
+        assert not any("not in the price" in one for one in plan.notes)
+    with pytest.raises(AutoshardError) as error:
+        imported(sizes, "train.sh")
+    assert str(error.value) == (
+        "train.sh has no --expert-interval, which Megatron-DeepSpeed takes for 2, and no model is made of sizes with "
+        "it; --model names the one it is for"
+    )
+    with pytest.raises(AutoshardError) as error:
+        imported("--num-experts 8 --topk 2 --expert-interval 2 --zero-stage 1", "train.sh", model="mixtral-8x7b")
+    assert str(error.value) == (
+        "train.sh has --expert-interval 2 (blocks without experts), but mixtral-8x7b has experts in each block: "
+        "another model"
+    )
+
+
 def test_a_graph_that_no_model_is_made_of_needs_the_name_of_its_model() -> None:
     sizes = (
         "--num-layers 61 --hidden-size 7168 --num-attention-heads 128 --ffn-hidden-size 18432 --vocab-size 129280 "
