@@ -15,6 +15,9 @@ _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in \S+\n\s*(?P
 _TORCH = str(Path(torch.__file__).parent)
 _NOT_THEIRS = (_TORCH, str(Path(__file__).parent), str(Path(os.__file__).parent), "<")
 
+UNKNOWN_LINE = "an unknown line, such as a lambda's"
+"""Instead of a line: torch writes down those of functions called forward alone."""
+
 
 @dataclass(frozen=True)
 class Place:
@@ -26,6 +29,12 @@ class Place:
     path: str
     line: str
     code: str
+
+    @property
+    def words(self) -> str:
+        """The place in an error."""
+        path = f"in {self.path or 'the model'}"
+        return f"{self.line} (`{self.code[:120]}`, {path})" if self.line else f"{UNKNOWN_LINE} ({path})"
 
 
 def place_of(node: fx.Node, outside: Place) -> Place:

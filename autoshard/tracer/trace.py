@@ -97,12 +97,10 @@ def trace_module(module: nn.Module, name: str, seq: int) -> ModelSpec:
     except AutoshardError:
         raise
     except Exception as error:
-        place = tracer.place
         known = isinstance(error, (Unsupported, Mismatch))
         what = error if known else f"its rule fails ({type(error).__name__}: {error}); write it in another way"
         raise AutoshardError(
-            f"cannot plan {name}: {tracer.operator} at {place.line or 'an unknown line'} (`{place.code[:120]}`, in "
-            f"{place.path or 'the model'}): {what}; {HOW_TO_ADD}"
+            f"cannot plan {name}: {tracer.operator} at {tracer.place.words}: {what}; {HOW_TO_ADD}"
         ) from (None if known else error)
     try:
         return write_model(_arranged(tracer, logits, module, name), name, seq)

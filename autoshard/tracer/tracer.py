@@ -13,7 +13,7 @@ from torch import fx
 
 from autoshard.tracer.changes import Changes, changed_by
 from autoshard.tracer.dims import Dim, Dims, resolve, size_of
-from autoshard.tracer.source import Place, place_of
+from autoshard.tracer.source import UNKNOWN_LINE, Place, place_of
 from autoshard.tracer.values import (
     Centered,
     Constant,
@@ -142,7 +142,8 @@ class Tracer:
 
     def emit(self, kind: str, inputs: Sequence[Tensor], dims: Sequence[Dim], **attributes: Any) -> Operation:
         """Append an operator at the place in the user's code where the tracer is, and return it."""
-        found = Operation(kind, list(inputs), resolve(dims), self.place.path, self.place.line, attributes)
+        place = self.place
+        found = Operation(kind, list(inputs), resolve(dims), place.path, place.line or UNKNOWN_LINE, attributes)
         self.operations.append(found)
         return found
 
