@@ -147,6 +147,8 @@ def _value(what: str, name: object, value: object) -> Any:
     option = OPTIONS.get(name) if isinstance(name, str) else None
     if name in OF_ONE_PLAN:
         raise AutoshardError(f"{what} has {name}, which is of a single plan; a sweep does not have it")
+    if name == "name":
+        raise AutoshardError(f"{what} has name, which a sweep does not have: its file's name is its own; leave it out")
     if option is None:
         raise AutoshardError(f"{what} has {show(name)}, which is not an option{option_instead(name, OPTIONS)}")
     try:

@@ -328,6 +328,9 @@ def test_an_unknown_option(tmp_path: Path) -> None:
     path.write_text("model: x\nbeaten_path: true\ngrid: {nodes: [8]}")
     with pytest.raises(AutoshardError, match=r"has beaten_path, which is of a single plan; a sweep does not have it$"):
         read_sweep(path)
+    path.write_text("name: x\ngrid: {nodes: [8]}")
+    with pytest.raises(AutoshardError, match=r"has name, which a sweep does not have: its file's name is its own;"):
+        read_sweep(path)
     path.write_text("xyzzy: x\ngrid: {nodes: [8]}")
     with pytest.raises(AutoshardError, match=r"has 'xyzzy', which is not an option; options: model, instance, nodes,"):
         read_sweep(path)
