@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from autoshard.errors import AutoshardError
 from autoshard.explanation.describe import Description
+from autoshard.files.fields import show
 from autoshard.plugins.table import Table
 
 Renderer = Callable[[Description], str]
@@ -22,5 +23,5 @@ def rendered(description: Description, name: str) -> str:
         raise AutoshardError(f"format={name} is not known; known: {', '.join(STANDARD)}, or that of a plug-in")
     text = RENDERERS.call(name, description)
     if not isinstance(text, str):
-        raise AutoshardError(f"renderer {RENDERERS.said(name)} gave a {type(text).__name__}; it must give text")
+        raise AutoshardError(f"renderer {RENDERERS.said(name)} gave {show(text)}; it must give text")
     return text

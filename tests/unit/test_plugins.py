@@ -851,9 +851,14 @@ def test_what_fails_to_load_is_said(
     assert main(["plan", *SMALL, "--schedule", "1f1b"]) == 0  # ours
     with pytest.raises(AutoshardError, match=r"^plug-in twin of autoshard.renderers comes from twin-a 1.0 and from"):
         assert "twin" in RENDERERS
-    package(tmp_path, "single-r", "renderers", "single = single_r:show", "def show(d): return d.model\n")
+    package(tmp_path, "single-r", "renderers", "single = single_r:show", "def show(d): return 5\n")
     _entries.cache_clear()
     assert "single" in RENDERERS
+    assert main(["plan", *SMALL]) == 0
+    capsys.readouterr()
+    assert main(["explain", "plan.json", "--format", "single"]) == 2
+    said = "renderer single (single-r 1.0) gave 5; it must give text"
+    assert capsys.readouterr().err == f"autoshard: error: {said}\n"
 
 
 @pytest.mark.parametrize(
