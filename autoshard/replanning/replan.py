@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from autoshard.backends.rules import Problem, warnings
+from autoshard.cost.estimate import Estimate
 from autoshard.cost.interval import CHOICE_WORDS, FIT_PROBABILITY
 from autoshard.errors import AutoshardError, NoLayoutFits
 from autoshard.layout.sharding import OperatorChoices
@@ -19,7 +20,7 @@ from autoshard.planner.search import search
 from autoshard.planner.search_words import said_of_megatron, taken_instead
 from autoshard.plans.mixture_changes import mixture_changes
 from autoshard.plans.plan import Plan, SearchSummary, make_plan
-from autoshard.plans.prices import other_operators
+from autoshard.plans.prices import other_operators, priced
 from autoshard.plans.search_result import Candidate, Pins, SearchResult
 from autoshard.replanning.edit import with_operators
 from autoshard.replanning.moved import Moved, moved
@@ -103,6 +104,7 @@ def replan(before: Plan, nodes: int) -> Replanned:
             *input_notes(*problem[:2], problem.backend),
             *result.notes,
             *operator_notes,
+            *_where_before_is_faster(before, cluster, chosen.estimate if kept is None else kept.estimate),
             *warnings(problem, chosen.strategy),
         ),
         pins,
@@ -135,6 +137,20 @@ def _with_operators(plan: Plan, others: OperatorChoices, sure: float) -> tuple[P
         step, before = (format_seconds(one.estimate.step_time_s) for one in (kept, plan))
         return kept, (f"operators: those of the plan before stay: {step} a step, {before} with Megatron's",)
     return None, (f"operators by Megatron's rule: those of the plan before {why}; --operators solver solves anew",)
+
+
+def _where_before_is_faster(before: Plan, cluster: Cluster, now: Estimate) -> Iterator[str]:
+    """A note on the plan before where it is for as many nodes, fits as surely as asked and takes less time, as the
+    solver's operators may."""
+    if cluster.nodes != before.cluster.nodes:
+        return
+    then = priced(replace(before, runners_up=())).estimate
+    faster = now.step_time_s / then.step_time_s - 1
+    if round(faster, 3) > 0 and then.fits_probability >= _fit_probability(before):
+        yield (
+            f"the plan before is for as many nodes and {faster:.1%} faster: {format_seconds(then.step_time_s)} a step, "
+            f"{format_seconds(now.step_time_s)} here; keep it"
+        )
 
 
 def _search_in_chunks(before: Plan, cluster: Cluster) -> tuple[Plan, Pins, SearchResult, tuple[str, ...]]:

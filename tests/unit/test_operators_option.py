@@ -197,6 +197,18 @@ def test_replanning_says_where_they_do_not_stay() -> None:
     )
 
 
+def test_replanning_says_where_the_plan_before_is_faster() -> None:
+    """Its layout pays with the solver's operators alone, which a search does not look at."""
+    solved = plan("solver")
+    other, fewer = replan(solved, 4).plan, replan(solved, 2).plan
+    then, now = solved.estimate.step_time_s, other.estimate.step_time_s
+    assert then < 0.99 * now
+    said = f"{now / then - 1:.1%} faster: {format_seconds(then)} a step, {format_seconds(now)} here; keep it"
+    assert f"the plan before is for as many nodes and {said}" in other.notes
+    assert any(note.endswith("; --operators solver solves anew") for note in other.notes)
+    assert not any(note.startswith("the plan before is") for note in (*fewer.notes, *replan(other, 4).plan.notes))
+
+
 def test_nxd_has_layers_for_megatron_only() -> None:
     solved = plan("solver", "nxd")
     assert solved.operators == operator_choices(solved.model, solved.training, solved.cluster, solved.strategy)
