@@ -36,6 +36,9 @@ TOP = 20
 """How many runners-up are looked at, beside the best layouts that keep degrees of the old one."""
 NEAR = f"within {LITTLE:.0%} of the layout that plan takes, and of those looked at the one that moves least"
 """The claim of a plan with another layout than the search's."""
+KEPT_CHUNKS = (
+    "loss in {chunks} chunks, as in the plan before; plan without --loss-chunks chooses them anew, which may be faster"
+)
 _KEPT_TOGETHER = (("tp", "pp", "cp", "ep", "num_virtual_stages"), ("tp", "pp"), ("tp",), ("pp",))
 """Sets of degrees of the old layout that are tried as pins: state that both layouts place in the same way does not
 move."""
@@ -155,11 +158,14 @@ def _where_before_is_faster(before: Plan, cluster: Cluster, now: Estimate) -> It
 
 def _search_in_chunks(before: Plan, cluster: Cluster) -> tuple[Plan, Pins, SearchResult, tuple[str, ...]]:
     """(plan, pins, result, notes) of `_search`; where nothing fits but with the loss in chunks, the training of the
-    plan has these."""
+    plan has these. Chunks that are there stay: a plan does not tell those that were asked for from those of a
+    search."""
+    chunks = before.training.loss_chunks
     try:
-        return before, *_search(before, cluster)
+        pins, result, notes = _search(before, cluster)
+        return before, pins, result, (*notes, *((KEPT_CHUNKS.format(chunks=chunks),) if chunks > 1 else ()))
     except NothingFits as error:
-        if before.training.loss_chunks > 1:
+        if chunks > 1:
             raise
         pins = error.pins
         found = fitting_in_chunks(error, lambda problem: search(*problem[:3], pins, problem.backend, top=0))

@@ -226,6 +226,10 @@ def test_what_fits_with_the_loss_in_chunks_alone_gets_them() -> None:
     assert again.strategy == planned.strategy and again.estimate == planned.estimate
     assert again.notes[0].startswith("loss in 32 chunks: of all logits at once no layout fits, ")
     assert plan_from_dict(json.loads(plan_to_json(again))).training == again.training
+    on_more = replan(again, 32).plan
+    stay = "loss in 32 chunks, as in the plan before; plan without --loss-chunks chooses them anew, which may be faster"
+    assert on_more.training.loss_chunks == 32 and on_more.notes[0] == stay
+    assert not any("chunks" in note for note in replan(before, 32).plan.notes)
 
 
 def test_what_the_plans_pins_forbid_says_how_to_lose_one(small: Plan) -> None:
