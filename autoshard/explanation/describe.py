@@ -145,7 +145,7 @@ def describe(plan: Plan, sensitivity: Sensitivity | None = None, facts: Collecti
         num_parameters=parameter_count(plan.model),
         cluster=f"{plan.cluster.nodes} x {plan.cluster.instance}",
         num_devices=plan.cluster.world_size,
-        device="process" if plan.cluster.instance == "cpu" else plan.cluster.platform.device,
+        device="process" if plan.cluster.is_host else plan.cluster.platform.device,
         global_batch_size=training.global_batch_size,
         sequence_length=training.sequence_length,
         tokens_per_step=training.tokens_per_step,

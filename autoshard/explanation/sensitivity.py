@@ -212,7 +212,7 @@ def _on_choice(plan: Plan, start: Start | None, sure: float) -> Iterator[Questio
     """The questions on the plan's own cluster, in the order of the page. start: what is known of the plan's problem;
     None where today's search chooses another layout. Problems with less memory come after those with more, whose
     prices they reuse."""
-    on_cluster = plan.cluster.instance != "cpu"
+    on_cluster = not plan.cluster.is_host
     for tp in (2**power for power in range(plan.cluster.devices_per_node.bit_length())) if on_cluster else ():
         if tp != plan.strategy.tp:
             yield Question(OTHER_TP, degree_row, (tp, sure))
@@ -224,7 +224,7 @@ def _on_choice(plan: Plan, start: Start | None, sure: float) -> Iterator[Questio
 
 def _on_clusters(plan: Plan, sure: float) -> Iterator[Question]:
     """The questions on other clusters, which come last."""
-    if plan.cluster.instance == "cpu":
+    if plan.cluster.is_host:
         return
     counts = dict.fromkeys((plan.cluster.nodes, plan.cluster.nodes + 1, 2 * plan.cluster.nodes))
     for nodes in filter(plan.cluster.can_have, counts):

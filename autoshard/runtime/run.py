@@ -78,7 +78,7 @@ def run_plan(
 
 def _has_place_for(plan: Plan, options: RunOptions) -> bool:
     """Whether this machine alone runs the plan as it is: on processes where it is for a CPU, else on GPUs."""
-    if plan.cluster.instance == "cpu":
+    if plan.cluster.is_host:
         return plan.mesh.world_size <= options.processes
     on_gpus = plan.cluster.platform.is_cuda and options.device in ("auto", "cuda")
     return on_gpus and plan.mesh.world_size <= visible_gpus()
@@ -156,7 +156,7 @@ def _rehearse(plan: Plan, options: RunOptions, start: Start, on_folder: OnFolder
 def _too_few_here(plan: Plan, options: RunOptions) -> str:
     """The plan's ranks, those of this machine, and who runs as many."""
     ranks, instance = counted(plan.mesh.world_size, "rank"), plan.cluster.instance
-    if instance == "cpu":
+    if plan.cluster.is_host:
         return f"the plan has {ranks}, processes={options.processes}; --processes {plan.mesh.world_size} runs it here"
     return f"the plan has {ranks} on {instance}; torchrun or Slurm with as many processes runs it as planned"
 

@@ -450,6 +450,11 @@ class Cluster:
         return PLATFORMS[self.layout_rules]
 
     @property
+    def is_host(self) -> bool:
+        """Whether its devices are processes on CPUs: by its platform, in older plans by its name."""
+        return self.platform.is_host or self.instance == "cpu"
+
+    @property
     def tp_degrees(self) -> tuple[int, ...] | None:
         """The tensor-parallel degrees that have groups here, in an instance or over the links that join several; None:
         any."""

@@ -74,6 +74,7 @@ class Platform:
     is_trainium: devices of the Neuron SDK: graphs are compiled ahead, its driver must be there, launches set its
         variables.
     is_cuda: NVIDIA's GPUs: runs in a cluster need torch with CUDA, launches ask for them.
+    is_host: its devices are processes on CPUs, which a run starts on the machine that it is on.
     tp_degrees: by LNC (physical cores that a device joins), the tensor-parallel degrees that have groups where an
         instance has as many devices (`Cluster.tp_degrees`). Its keys are the LNCs that there are. Empty where any
         degree will do, and LNC means nothing.
@@ -97,6 +98,7 @@ class Platform:
     lacks_nxd: bool = False
     is_trainium: bool = False
     is_cuda: bool = False
+    is_host: bool = False
     tp_degrees: Mapping[int, tuple[int, ...]] = field(default_factory=dict, hash=False)
     has_aligned_groups: bool = False
     has_adjacent_tp_ranks: bool = False
@@ -171,8 +173,9 @@ TRN3 = replace(TRN2, name="trn3", default_backend="torch", usual_release=NEWEST,
 elsewhere [NxD modules/qkv_linear.py _initialize_affine_weight]."""
 CUDA = Platform(name="cuda", device="GPU", default_backend="torch", is_cuda=True)
 """Any degrees, any groups."""
+HOST = replace(CUDA, name="cpu", device="process", is_cuda=False, is_host=True)
 OTHER = replace(CUDA, name="none", device="device", is_cuda=False)
-"""Processes on a host, and all that has no platform of its own here; GPUs in older plans."""
+"""All that has no platform of its own here; CPUs and GPUs in older plans."""
 
-PLATFORMS: dict[str, Platform] = {platform.name: platform for platform in (TRN1, TRN2, TRN3, CUDA, OTHER)}
+PLATFORMS: dict[str, Platform] = {platform.name: platform for platform in (TRN1, TRN2, TRN3, CUDA, HOST, OTHER)}
 """By name."""

@@ -168,10 +168,12 @@ def test_an_instance_without_efa_works_alone() -> None:
         replace(alone, nodes=2)
 
 
-def test_cpu_has_no_layout_rules() -> None:
+def test_cpus_have_a_platform() -> None:
     cluster = load_cluster("cpu", 3)
-    assert cluster.world_size == 24 and cluster.layout_rules == "none"
+    assert cluster.world_size == 24 and cluster.layout_rules == "cpu" and cluster.is_host
     assert cluster.device.peak_flops_per_s("float64") > 0
+    assert replace(cluster, layout_rules="none").is_host  # of an older plan
+    assert not replace(cluster, layout_rules="none", instance="mine").is_host
 
 
 @pytest.mark.parametrize("instance", instances())
@@ -323,7 +325,10 @@ def test_a_file_of_the_users_own(tmp_path: Path) -> None:
             "adapter_bandwidth_bytes_per_s='fast' of my.json must be a finite number above 0",
         ),
         ({"lnc": {}}, 'my.json.lnc is empty; it must have the devices at an LNC, such as "1"'),
-        ({"layout_rules": "tpu"}, "layout_rules='tpu' of cluster my-box must be one of: trn1, trn2, trn3, cuda, none"),
+        (
+            {"layout_rules": "tpu"},
+            "layout_rules='tpu' of cluster my-box must be one of: trn1, trn2, trn3, cuda, cpu, none",
+        ),
     ],
 )
 def test_wrong_file_of_the_users_own(tmp_path: Path, changes: dict[str, Any], text: str) -> None:

@@ -41,7 +41,10 @@ def planned(file: Path, *options: str) -> Plan:
 def test_a_record_is_all_that_a_hardware_file_needs(tmp_path: Path) -> None:
     with pytest.raises(AutoshardError) as caught:
         load_cluster(None, 2, hardware_file=hardware_file(tmp_path))
-    assert str(caught.value) == "layout_rules='trn9' of cluster trn9.mine must be one of: trn1, trn2, trn3, cuda, none"
+    assert (
+        str(caught.value)
+        == "layout_rules='trn9' of cluster trn9.mine must be one of: trn1, trn2, trn3, cuda, cpu, none"
+    )
 
 
 def test_every_packaged_instance_has_a_platform() -> None:
@@ -49,7 +52,7 @@ def test_every_packaged_instance_has_a_platform() -> None:
     assert {
         name.split(".")[0].split("-")[0].rstrip("nu"): platform
         for name, platform in found.items()
-        if platform not in ("cuda", "none")
+        if platform not in ("cuda", "cpu")
     } == {
         "trn1": "trn1",
         "trn2": "trn2",

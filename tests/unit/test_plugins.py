@@ -466,7 +466,7 @@ def test_one_plug_ins_hardware_is_apart_from_another_ones(tmp_path: Path, monkey
     both += "uninstall or rename one of them"
     with pytest.raises(AutoshardError, match=f"^{both}$"):
         autoshard.cluster("own.both")
-    rules = "layout_rules='own9' of cluster own.rules must be one of: trn1, trn2, trn3, cuda, none"
+    rules = "layout_rules='own9' of cluster own.rules must be one of: trn1, trn2, trn3, cuda, cpu, none"
     with pytest.raises(AutoshardError, match=f"^{rules}$"):
         autoshard.cluster("own.rules")
     absent = "plug-in absent_hw of absent_hw 1.0 does not load: ModuleNotFoundError: No module named 'not_there'"

@@ -1,5 +1,6 @@
 """What `autoshard run` may be told, and what it says to what it may not."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ from autoshard.cli import main
 from autoshard.errors import AutoshardError
 from autoshard.plans.plan_json import write_plan
 from autoshard.runtime.options import RunOptions, options_from
-from autoshard.runtime.run import run_plan
+from autoshard.runtime.run import _has_place_for, run_plan
+from autoshard.spec.cluster import load_cluster
 from tests.multiprocess.models import MODELS
 from tests.multiprocess.plans import FP32, plan_of, strategy
 from tests.unit.weight_folders import huggingface_folder
@@ -204,3 +206,14 @@ def test_errors_in_data_to_evaluate_on_name_their_option(tmp_path: Path) -> None
     with pytest.raises(AutoshardError) as error:
         run_plan(plan_of(MODELS["llama"], strategy(), 4, FP32), options, start=no_start)
     assert str(error.value) == f"--eval-data {tmp_path / 'b.txt'} holds no text"
+
+
+@pytest.mark.parametrize("name", ["cpu", "mine"])
+def test_a_plan_for_processes_is_known_by_what_its_hardware_file_says(name: str, tmp_path: Path) -> None:
+    """A copy of the packaged file may be called anything, and its plans run as planned."""
+    packaged = Path(__file__).parents[2] / "autoshard" / "hardware" / "cpu.json"
+    file = tmp_path / "mine.json"
+    file.write_text(json.dumps({**json.loads(packaged.read_text()), "instance": name}))
+    cluster = load_cluster(None, 1, hardware_file=file)
+    plan = replace(plan_of(MODELS["few kv heads"], strategy(dp=2), 2, FP32), cluster=cluster)
+    assert [_has_place_for(plan, RunOptions(processes=processes)) for processes in (1, 2)] == [False, True]
