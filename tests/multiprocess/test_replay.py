@@ -17,6 +17,7 @@ from autoshard.audits.recorder import Recorder
 from autoshard.runtime.torch_backend import kernels
 from autoshard.runtime.torch_backend.onlooker import Onlooker
 from autoshard.runtime.torch_backend.profile import _Collectives as StepCollectives
+from autoshard.runtime.torch_backend.recomputing_ops import weighed_sums
 from autoshard.runtime.torch_backend.replay import replayed
 from tests.multiprocess.compared import CollectiveCounter
 
@@ -147,3 +148,20 @@ def test_a_number_that_is_not_learned_makes_nothing_run_up_to_its_product() -> N
         out.sum().backward()
     assert "aten.exp.default" in ran.names and "aten.add.Tensor" not in ran.names
     assert torch.equal(x.grad, 3 * x.detach().exp())  # type: ignore[arg-type]
+
+
+def test_the_sums_of_experts_answers_do_not_run_again() -> None:
+    """What their backward reads is there before them: a part that ends in them runs again up to the answers."""
+    generator = torch.Generator().manual_seed(0)
+    x, weight = (torch.rand(3, 2, 4, n, dtype=torch.float64, generator=generator).requires_grad_() for n in (SIZE, 1))
+    rows = torch.randint(0, 7, (3, 2, 4), generator=generator)
+
+    def run(x: torch.Tensor, weight: torch.Tensor) -> Outputs:
+        return (weighed_sums(x.exp(), weight, rows, 7),)
+
+    (expected,), (out,) = run(x, weight), replayed(run, x, weight)
+    with Ran() as again:
+        found = torch.autograd.grad(out.square().sum(), (x, weight))
+    assert "aten.exp.default" in again.names and "aten.scatter_add_.default" not in again.names
+    for one, other in zip(found, torch.autograd.grad(expected.square().sum(), (x, weight)), strict=True):
+        torch.testing.assert_close(one, other)

@@ -11,7 +11,7 @@ from einops import rearrange
 from autoshard.graph.partition import OperatorStep
 from autoshard.graph.states import PARTIAL
 from autoshard.runtime.torch_backend.context import Context, Kernel, in_pieces
-from autoshard.runtime.torch_backend.recomputing_ops import WeighedRows, WeighedSums
+from autoshard.runtime.torch_backend.recomputing_ops import WeighedRows, weighed_sums
 from autoshard.runtime.torch_backend.router_loss import balance
 from autoshard.spec.router import GROUPS_BEST, SQRT_SOFTPLUS
 
@@ -123,7 +123,7 @@ def combine(context: Context, step: OperatorStep) -> Kernel:
         # a free slot weighs nothing and goes to a row behind the last token's
         weight = _weights_in_slots(gates, token) if weighs else (token < seq).to(answers.dtype)
         rows = token + _first_rows(batch, seq + 1, answers.device)
-        sums = WeighedSums.apply(answers, weight.unsqueeze(-1), rows, batch * (seq + 1))
+        sums = weighed_sums(answers, weight.unsqueeze(-1), rows, batch * (seq + 1))
         out = rearrange(sums, "(batch seq) embed -> batch seq embed", batch=batch)[:, :seq]
         for one in bias:
             has_slot = torch.zeros(*token.shape[:2], seq + 1, dtype=gates.dtype, device=gates.device)

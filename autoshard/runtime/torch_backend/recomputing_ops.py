@@ -274,19 +274,25 @@ class TimesTable(torch.autograd.Function):
         return grads[0] * ctx.table, None
 
 
-class WeighedSums(torch.autograd.Function):
+def weighed_sums(answers: torch.Tensor, weight: torch.Tensor, rows: torch.Tensor, count: int) -> torch.Tensor:
     """[rows, embed]: in each row the sum of the answers [expert, batch, capacity, embed] that go there, times weight.
 
     rows [expert, batch, capacity]: the row that each answer goes to. count: number of rows. weight: like answers, with
-    one column. Backward makes one more tensor of the answers' size, where torch's own makes three.
+    one column. Backward makes one more tensor of the answers' size, where torch's own makes three. What it reads is
+    saved before anything is summed: a replay under recompute stops there, and has neither the sums nor the products.
     """
+    place: torch.Tensor = _BeforeSums.apply(answers, weight, rows, count)
+    sums: torch.Tensor = _Sums.apply(place, answers.detach(), weight.detach(), rows)
+    return sums
+
+
+class _BeforeSums(torch.autograd.Function):
+    """What `weighed_sums` keeps, and its backward. Gives a tensor without content that stands for the sums."""
 
     @staticmethod
     def forward(ctx: Any, answers: torch.Tensor, weight: torch.Tensor, rows: torch.Tensor, count: int) -> torch.Tensor:
         ctx.save_for_backward(answers if ctx.needs_input_grad[1] else None, weight, rows)
-        out = answers.new_zeros(count, answers.shape[-1])
-        places = rows.flatten().unsqueeze(-1).expand(-1, out.shape[1])
-        return out.scatter_add_(0, places, (answers * weight).flatten(0, 2))
+        return answers.new_empty(1).expand(count, answers.shape[-1])
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, None, None]:
@@ -298,6 +304,21 @@ class WeighedSums(torch.autograd.Function):
             [(one * answer).sum(-1, keepdim=True) for one, answer in zip(pulled, answers, strict=True)]
         )
         return pulled.mul_(weight), to_weight, None, None
+
+
+class _Sums(torch.autograd.Function):
+    """The sums of `weighed_sums`, whose gradient goes on to the tensor that stands for them."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, place: torch.Tensor, answers: torch.Tensor, weight: torch.Tensor, rows: torch.Tensor
+    ) -> torch.Tensor:
+        places = rows.flatten().unsqueeze(-1).expand(-1, place.shape[1])
+        return answers.new_zeros(place.shape).scatter_add_(0, places, (answers * weight).flatten(0, 2))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        return grads[0], None, None, None
 
 
 class WeighedRows(torch.autograd.Function):
