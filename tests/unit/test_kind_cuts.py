@@ -113,6 +113,18 @@ def test_two_chunks_a_rank_are_proven_or_within_the_gap(seed: int) -> None:
         assert best.step_time_s <= best_s * (1 + 1e-9)
 
 
+@pytest.mark.parametrize(("seed", "most_gap"), [(35, 0.02), (47, 0.003)])
+def test_cuts_of_many_ranks_are_looked_for_from_more_than_one_place(seed: int, most_gap: float) -> None:
+    """Single moves from the fastest start alone end 3.7 and 1.3 % above the bound."""
+    choose = random.Random(seed)
+    pp = choose.choice([6, 8])
+    model = random_model(choose, 2 * pp + choose.randint(4, 16))
+    problem, draft = one_layout(model, pp, pp * choose.choice([2, 4]), 1, "interleaved", 1)
+    (priced,) = table_of(problem, draft._replace(num_virtual_stages=2), by_stage=True).price()
+    refined = refine([priced.whole], True, limit_of(priced, seed), inf, lambda: True)
+    assert refined.found[-1].step_time_s <= (1 + most_gap) * refined.at_least_s
+
+
 def many_chunks(seed: int, vocab_size: int | None = None) -> tuple[Problem, Draft]:
     """A problem with one layout of it with three or four chunks a rank."""
     choose = random.Random(seed)

@@ -100,7 +100,7 @@ def best_choice(choices: Choices, limit_s: float) -> Found:
         return Found(inf, inf if choices.lists_all else at_least_s, None)
     if _none_is_below(choices, limit_s):
         return Found(inf, limit_s, None)
-    descents = (_descended(choices, start, _lowest_bound, limit_s) for start in starts)
+    descents = (_descended(choices, start, lowest_bound, limit_s) for start in starts)
     bound_s, choice = min(descents, key=lambda timed: timed[0])
     best: TimedChoice = (float(choices.simulated_s(choice[None])[0]), choice)
     if best[0] > at_least_s * (1 + SAME):
@@ -149,7 +149,7 @@ def fastest(choices: Priced, tried: Array, best: TimedChoice, is_step: bool = Fa
     return best
 
 
-def _lowest_bound(choices: Choices, tried: Array, best: TimedChoice) -> TimedChoice:
+def lowest_bound(choices: Priced, tried: Array, best: TimedChoice) -> TimedChoice:
     """The lowest bound of some choices and of the best known one, which stays if none is lower."""
     bounds_s = choices.bounds_s(tried, best[0])
     return (float(bounds_s.min()), tried[bounds_s.argmin()]) if bounds_s.min() < best[0] * (1 - SAME) else best

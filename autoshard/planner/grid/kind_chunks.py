@@ -18,7 +18,7 @@ import numpy as np
 
 from autoshard.cost.memory import rank_memory
 from autoshard.planner.grid.arrays import Array
-from autoshard.planner.grid.best_choice import LAST_ROUNDS, Found, TimedChoice, fastest, is_far
+from autoshard.planner.grid.best_choice import LAST_ROUNDS, Found, TimedChoice, fastest, is_far, lowest_bound
 from autoshard.planner.grid.kind_choices import kinds_at_least_s
 from autoshard.planner.grid.kind_pairs import ROUNDING, ChunkRoom, Costs
 from autoshard.planner.grid.kind_paths import Rows
@@ -298,6 +298,8 @@ class TwoChunkCuts:
         split, after_s = SplitCuts(self._two, self._pairs, self._rows), float(self._two.after_s[0])
         at_least_s = max(at_least_s, split.solve(self._limit_s - after_s, self._descend, open_s - after_s) + after_s)
         effort = split.parts // USUAL_PARTS + split.effort // USUAL_EFFORT
+        if at_least_s < self._best_s * (1 - CLOSE) < self._limit_s:
+            self._leave()
         proven = at_least_s >= self._below_s * (1 - CLOSE) or self._try_all(split)
         if proven:
             at_least_s = max(at_least_s, self._below_s)
@@ -313,28 +315,47 @@ class TwoChunkCuts:
         return min(self._best_s, self._limit_s)
 
     def _descend(self, starts: Sequence[Array]) -> float:
-        """Move blocks from the best of some cuts on, while that helps; the first time also from those that are priced
-        anyway. Seconds of the pipeline that others must beat."""
-        tried = np.unique([*starts, *self._candidates], axis=0)
+        """Move blocks from the best of some cuts on, while that helps; the first time also from the best of those that
+        are priced anyway: that one is faster mostly, and leads less far down. Seconds of the pipeline that others must
+        beat."""
+        for tried in (np.array(starts), self._candidates):
+            if len(tried):
+                self._step_down(np.unique(tried, axis=0))
         self._candidates = self._candidates[:0]
-        if len(tried):
-            best: TimedChoice = fastest(self, tried, (inf, tried[0]))
-            passed, gained_s = list[tuple[int, ...]](), deque[float](maxlen=LAST_ROUNDS)
-            for left in reversed(range(MOST_ROUNDS if self._whole.moves_blocks and np.isfinite(best[0]) else 0)):
-                before_s = best[0]
-                passed.append(tuple(best[1].tolist()))
-                if passed[-1] in self._led_down:
-                    break
-                best = fastest(self, moves(best[1], 1, self._most), best, is_step=True)
-                gained_s.append(before_s - best[0])
-                if best[0] == before_s:
-                    self._led_down.update(passed)
-                if best[0] == before_s or is_far(best[0], gained_s, left, self._below_s):
-                    break
-            if best[0] < self._best_s:
-                self._best_s, self._best_cut = best
-                self._best_sets = self._chosen_sets(best[1][None])[:, 0]
         return self._below_s - float(self._two.after_s[0])
+
+    def _step_down(self, tried: Array) -> None:
+        """Move blocks from the best of some cuts on, while that helps."""
+        best: TimedChoice = fastest(self, tried, (inf, tried[0]))
+        passed, gained_s = list[tuple[int, ...]](), deque[float](maxlen=LAST_ROUNDS)
+        for left in reversed(range(MOST_ROUNDS if self._whole.moves_blocks and np.isfinite(best[0]) else 0)):
+            before_s = best[0]
+            passed.append(tuple(best[1].tolist()))
+            if passed[-1] in self._led_down:
+                break
+            best = fastest(self, moves(best[1], 1, self._most), best, is_step=True)
+            gained_s.append(before_s - best[0])
+            if best[0] == before_s:
+                self._led_down.update(passed)
+            if best[0] == before_s or is_far(best[0], gained_s, left, self._below_s):
+                break
+        if best[0] < self._best_s:
+            self._best_s, self._best_cut = best
+            self._best_sets = self._chosen_sets(best[1][None])[:, 0]
+
+    def _leave(self) -> None:
+        """Move blocks from the best cut on to where bounds are lowest, and from there again to where steps are
+        fastest, while that helps: no single move leads from one such cut to another."""
+        before_s = inf
+        while self._best_s < before_s and self._whole.moves_blocks:
+            before_s, cut = self._best_s, self._best_cut
+            lowest: TimedChoice = (float(self.bounds_s(cut[None])[0]), cut)
+            for _ in range(MOST_ROUNDS):
+                bound_s = lowest[0]
+                lowest = lowest_bound(self, moves(lowest[1], 1, self._most), lowest)
+                if lowest[0] == bound_s:
+                    break
+            self._step_down(lowest[1][None])
 
     def _try_all(self, split: SplitCuts) -> bool:
         """Try all cuts that may be better with all sets; False where these are too many."""
