@@ -23,7 +23,7 @@ from autoshard.graph.partition import is_projection
 from autoshard.layout.context_parallel import CONTEXT_PARALLEL, RINGS
 from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.best_laws import best_law, best_laws
-from autoshard.planner.grid.unit_costs import Units
+from autoshard.planner.grid.unit_costs import Units, kept_by_set
 from autoshard.spec.training import DTYPE_BYTES
 
 ATTENTION = ("forward.attention", "backward.attention")
@@ -41,10 +41,10 @@ class Attended(NamedTuple):
 
 
 class Dispatched(NamedTuple):
-    """Bytes on a rank in a block of each kind, (kind, shape), for one microbatch without context parallelism, 0 without
-    experts. tokens: those of a sequence that are sorted by experts. shared: of these, what the block's other products
-    read as they were gathered for both. With context parallelism these read the rank's own tokens, which backward
-    gathers again."""
+    """Bytes on a rank in a block of each kind for one microbatch without context parallelism, 0 without experts.
+    tokens: those of a sequence that are sorted by experts, (kind, shape). shared: of these, what is kept under each
+    recompute set as it was gathered for the block's other products too, (kind, shape, set). With context parallelism
+    these read the rank's own tokens, which backward gathers again."""
 
     tokens: Array
     shared: Array
@@ -60,7 +60,7 @@ class Exchanged(NamedTuple):
 class Exchanges:
     """Collectives that blocks of local shapes without context parallelism would issue with it. units: the programs of
     each. attention_s: seconds of attention, (pass, kind, shape). counts: blocks of each kind. has_experts: which blocks
-    have experts that ranks share, (kind, shape)."""
+    have experts that ranks share, (kind, shape). sets: recompute sets."""
 
     def __init__(
         self,
@@ -70,15 +70,15 @@ class Exchanges:
         attention_s: Array,
         counts: Sequence[int],
         has_experts: Array,
+        sets: tuple[str, ...],
     ):
         self._problem, self._attention_s = problem, attention_s
         self._share = np.array(counts)[:, None] / sum(counts)
         size = np.array([shape.microbatch_size for shape in shapes])[:, None, None]
-        attended, dispatched = (
-            (size * np.array([of_one(programs) for programs in units])).transpose(2, 1, 0)
-            for of_one in (_attended_of_one, _dispatched_of_one)
-        )
-        self._attended, self.dispatched = Attended(*attended), Dispatched(*dispatched)
+        attended = size * np.array([_attended_of_one(programs) for programs in units])
+        dispatched = size * np.array([_dispatched_of_one(programs, sets) for programs in units])
+        self._attended = Attended(*attended.transpose(2, 1, 0))
+        self.dispatched = Dispatched(dispatched[..., 0].T, dispatched[..., 1:].transpose(1, 0, 2))
         self._with_experts = self._share * has_experts
         self._shares = bool(has_experts.any())
         training, cluster = problem.training, problem.cluster
@@ -161,16 +161,18 @@ class Exchanges:
 
 
 @lru_cache(maxsize=2048)
-def _dispatched_of_one(units: Units) -> Array:
-    """The bytes of `Dispatched` for a block of each kind, (kind, field), with microbatches of one sequence."""
-    found = np.zeros((len(units.blocks), len(Dispatched._fields)))
+def _dispatched_of_one(units: Units, sets: tuple[str, ...]) -> Array:
+    """The bytes of `Dispatched` for a block of each kind, those of tokens and then those that each set keeps, with
+    microbatches of one sequence."""
+    found = np.zeros((len(units.blocks), 1 + len(sets)))
     for sizes, block in zip(found, units.blocks, strict=True):
         program = block.program
         steps = [single for several in program.steps for single in operator_steps(several)]
         for view in (step.inputs[0] for step in steps if step.operator.kind == "dispatch"):
             both = any(view in step.inputs and is_projection(program.graph, step.operator) for step in steps)
-            gathered = view != program.tensor(view).name
-            sizes += [program.local_bytes[view], program.local_bytes[view] * (both and gathered)]
+            sizes[0] += program.local_bytes[view]
+            if both and view != program.tensor(view).name:
+                sizes[1:] += kept_by_set(program, view, sets)
     return found
 
 

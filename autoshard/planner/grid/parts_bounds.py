@@ -108,7 +108,7 @@ class Parts:
         self._exchange_tokens = np.array([not model.is_moe or dict(one.placement)["size"] > 1 for one in shapes])
         spread = np.array([shape.ep > 1 and shape.etp is None for shape in shapes])
         has_experts = (self._matrices[1, : len(blocks)] > 0) & spread
-        self._exchanges = Exchanges(problem, shapes, units, attention_s, self._counts, has_experts)
+        self._exchanges = Exchanges(problem, shapes, units, attention_s, self._counts, has_experts, sets)
 
         def by_set(column: Array) -> Array:
             return column.reshape(len(shapes), len(sets))
@@ -122,8 +122,7 @@ class Parts:
         self._kept_bytes, self._replay_bytes = (
             np.stack([by_set(getattr(one, name)) for one in columns.blocks]) for name in ("kept_bytes", "replay_bytes")
         )
-        kept_at_least = self._kept_bytes - self._exchanges.dispatched.shared[..., None]
-        self._kept_with_cp_bytes = np.maximum(kept_at_least, self._kept_bytes.min(2, keepdims=True))
+        self._kept_with_cp_bytes = self._kept_bytes - self._exchanges.dispatched.shared
         self._waiting_bytes = np.stack([by_set(one.weights_waiting_bytes)[:, 0] for one in columns.blocks])
         self._working_bytes = np.stack([by_set(one.working_bytes)[:, 0] for one in columns.blocks])
         ends = [columns.ends(slice(None), together) for together in (False, True)]

@@ -22,6 +22,8 @@ from autoshard.cost.part import Part, Seconds
 from autoshard.cost.program import LawOf, ProgramWork
 from autoshard.cost.stage import assembled, collective_laws
 from autoshard.cost.stage_program import UNITS, Unit, begins_as_others, block_unit, rewrites, stage_work
+from autoshard.graph.count import QUANTIZED
+from autoshard.graph.partition import Program
 from autoshard.graph.recompute import NO_RECOMPUTE, Change, Pattern, is_recomputed, recomputing
 from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.microbatch import UnitColumns, fixed_bytes_of, unit_columns
@@ -310,6 +312,14 @@ def _sets_columns(programs: Programs, recompute: tuple[str, ...]) -> SetColumns:
     fixed_bytes = np.concatenate([fixed_by_set.ravel(), np.zeros(4 * len(works))])
     fixed_bytes[-2 * len(works) : -len(works)] = columns.fixed_working_bytes
     return SetColumns(begins, repeats, slope_bytes, fixed_bytes)
+
+
+def kept_by_set(program: Program, view: str, recompute: tuple[str, ...]) -> Array:
+    """Bytes of a view that a microbatch of one sequence keeps, quantised or not, (set,)."""
+    pattern, buffers = recomputing(program)
+    sizes = [size * (name.removesuffix(QUANTIZED) == view) for name, size in buffers.items()]
+    kept: Array = _set_places(pattern, recompute).kept @ np.array(sizes)
+    return kept
 
 
 def _fullest_forward(
