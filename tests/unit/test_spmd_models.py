@@ -23,7 +23,9 @@ CASES = 6 if ALL else 1
 
 def graph_of(name: str, tp: int, kernel: str = "flash") -> Graph:
     """Embedding, a block of the last kind, head and loss: 4 sequences of 8 tokens."""
-    model = replace(MODELS[name], hidden_size=32, intermediate_size=16)
+    model, width = MODELS[name], 16
+    wide = 2 * width if model.num_kv_shared_layers and model.dense_intermediate_size else model.dense_intermediate_size
+    model = replace(model, hidden_size=32, intermediate_size=width, dense_intermediate_size=wide)
     sizes = dim_sizes(model, batch=4, seq=8, tp=tp, capacity_factor=1.5)
     return stage_graph(model, sizes, model.kinds[-1:], True, True, kernel, ELEMENT_BYTES)
 
