@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from math import prod
 from typing import NamedTuple, TypeGuard
 
 from autoshard.graph.count import loop_sizes
+from autoshard.graph.ir import Graph, Operator
+from autoshard.graph.operator_kind import OperatorKind, Sizes
 from autoshard.graph.operators import KINDS
 from autoshard.graph.partition import GatherEinsumStep, OperatorStep, Program, RedistributeStep, Step
 from autoshard.graph.recompute import recomputing
 from autoshard.graph.redistribute import local_sizes
 
+Count = Callable[[Operator, Graph, Sizes], float]
+"""Bytes of an operator of a graph by the local sizes of its dims."""
 LOSSES = ("cross_entropy", "linear_cross_entropy")
 """The kinds of operators that end a model."""
 
@@ -152,38 +156,34 @@ def _is_mask(program: Program, view: str) -> bool:
     return tensor.role == "activation" and not tensor.differentiable
 
 
-def _inner_bytes(program: Program, step: Step) -> float:
-    """Bytes of buffers inside the backward of a step with one operator; 0 for other steps."""
+def _inside(program: Program, step: Step, count: Callable[[OperatorKind], Count]) -> float:
+    """Bytes of buffers inside a step with one operator, by one of the counts of its kind; 0 for other steps."""
     if not isinstance(step, OperatorStep):
         return 0.0
     op = step.operator
-    return KINDS[op.kind].inner_backward_bytes(op, program.graph, loop_sizes(program, step))
+    return count(KINDS[op.kind])(op, program.graph, loop_sizes(program, step))
+
+
+def _inner_bytes(program: Program, step: Step) -> float:
+    """Bytes of buffers inside the backward of a step with one operator; 0 for other steps."""
+    return _inside(program, step, lambda kind: kind.inner_backward_bytes)
 
 
 def tile_bytes(program: Program, step: Step) -> float:
     """Bytes of buffers inside the backward of a step with one operator that do not grow with the microbatch; 0 for
     other steps."""
-    if not isinstance(step, OperatorStep):
-        return 0.0
-    op = step.operator
-    return KINDS[op.kind].tile_bytes(op, program.graph, loop_sizes(program, step))
+    return _inside(program, step, lambda kind: kind.tile_bytes)
 
 
 def _inner_forward_bytes(program: Program, step: Step) -> float:
     """Bytes of buffers inside the forward of a step with one operator; 0 for other steps."""
-    if not isinstance(step, OperatorStep):
-        return 0.0
-    op = step.operator
-    return KINDS[op.kind].inner_forward_bytes(op, program.graph, loop_sizes(program, step))
+    return _inside(program, step, lambda kind: kind.inner_forward_bytes)
 
 
 def forward_tile_bytes(program: Program, step: Step) -> float:
     """Bytes of buffers inside the forward of a step with one operator that do not grow with the microbatch; 0 for other
     steps."""
-    if not isinstance(step, OperatorStep):
-        return 0.0
-    op = step.operator
-    return KINDS[op.kind].forward_tile_bytes(op, program.graph, loop_sizes(program, step))
+    return _inside(program, step, lambda kind: kind.forward_tile_bytes)
 
 
 def view_bytes(program: Program, view: str) -> float:

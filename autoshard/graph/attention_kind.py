@@ -14,6 +14,7 @@ KEY = "key"
 KEY_BLOCK = "key_block"
 """The dim of a mask's blocks of keys, never split either."""
 MASK_BYTES = 1
+"""Of one number of a mask that is made while scores are written out: a truth value."""
 CHOSEN = 3
 """Place of the mask of chosen keys among the inputs of an attention that has one."""
 

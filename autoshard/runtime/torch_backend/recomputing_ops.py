@@ -287,7 +287,8 @@ def weighed_sums(answers: torch.Tensor, weight: torch.Tensor, rows: torch.Tensor
 
 
 class _BeforeSums(torch.autograd.Function):
-    """What `weighed_sums` keeps, and its backward. Gives a tensor without content that stands for the sums."""
+    """Keeps what the backward of sums of weighed answers (`weighed_sums`) reads, and is that backward. Gives a tensor
+    [rows, embed] without content, which stands for the sums that `_Sums` then makes."""
 
     @staticmethod
     def forward(ctx: Any, answers: torch.Tensor, weight: torch.Tensor, rows: torch.Tensor, count: int) -> torch.Tensor:
@@ -307,7 +308,7 @@ class _BeforeSums(torch.autograd.Function):
 
 
 class _Sums(torch.autograd.Function):
-    """The sums of `weighed_sums`, whose gradient goes on to the tensor that stands for them."""
+    """Sums of weighed answers (`weighed_sums`), whose gradient goes on to the tensor that stands for them."""
 
     @staticmethod
     def forward(
