@@ -23,7 +23,7 @@ from autoshard.planner.waiting import Waiting
 from autoshard.plans.search_result import Pins
 
 if TYPE_CHECKING:
-    from autoshard.planner.grid.refine import Promise
+    from autoshard.planner.grid.promises import Promise
 
 BEHIND = 1.02
 """Layouts that take so many times as long as the last of the fastest are looked at in other orders too: runners-up are
@@ -83,7 +83,7 @@ def choose(
 
     for level in wanted:
         some = known(level)
-        choice = _choice_at(priced, pins, level, clock, count, behind, graphs, some, may_fit)
+        choice = _choice_at(priced, _Wanted(level, pins, count, behind, clock, graphs), some, may_fit)
         if choice is not None:
             return _settled(choice, path, graphs, sets_by_stage(pins), clock.in_time, some)
     return None
@@ -98,41 +98,49 @@ def one_that_fits(priced: PricedLayouts, pins: Pins, limit_bytes: float) -> Stra
 
 def _refined_one(priced: PricedLayouts, pins: Pins, limit_bytes: float, in_time: Callable[[], bool]) -> Timed | None:
     """A layout with another cut or other sets by stage that fits, mostly not the fastest; None where none is found."""
-    from autoshard.planner.grid.refine import refine
+    from autoshard.planner.grid.refine import Known, refine
 
-    by_stage = sets_by_stage(pins)
-    refined = refine(priced.families(), by_stage, limit_bytes, inf, in_time, priced.at_least_s, one_is_enough=True)
+    nothing = Known(least_s=priced.at_least_s)
+    refined = refine(priced.families(), sets_by_stage(pins), limit_bytes, nothing, in_time, one_is_enough=True)
     return next(iter(refined.found), None)
 
 
+class _Wanted(NamedTuple):
+    """The wishes of a search at one level of memory. most, behind: how many layouts, and how far behind the first, as
+    `best_of_each_kind` has them. graphs: the verdicts on compiled ones."""
+
+    level: Level
+    pins: Pins
+    most: int
+    behind: float
+    clock: Clock
+    graphs: Compiling | None
+
+    @property
+    def limit_bytes(self) -> float:
+        """Memory of a device that a layout may take."""
+        return self.level.memory_bytes
+
+
 def _choice_at(
-    priced: PricedLayouts,
-    pins: Pins,
-    level: Level,
-    clock: Clock,
-    count: int,
-    behind: float,
-    graphs: Compiling | None,
-    known: Sequence[Timed],
-    may_fit: Callable[[], bool],
+    priced: PricedLayouts, wanted: _Wanted, known: Sequence[Timed], may_fit: Callable[[], bool]
 ) -> Choice | None:
     """The choice among layouts of one level of memory, whatever is passed over; None where none fits. known: some of
-    these. may_fit: whether one with another cut or other sets by stage may fit. The other arguments are those of
-    `choose`."""
-    of_all = partial(_choice_at, priced, pins, level, clock, count, inf, graphs, known, may_fit)
-    how, judged = (level.memory_bytes, count, behind), (clock, graphs, Counter[str]())
+    these. may_fit: whether one with another cut or other sets by stage may fit."""
+    level, pins, most, behind, clock, graphs = wanted
+    of_all, effort = partial(_choice_at, priced, wanted._replace(behind=inf), known, may_fit), Counter[str]()
     below_s = behind * known[0].step_time_s if known else inf
-    fastest = _even(priced, *how, known, below_s)
+    fastest = _even(priced, wanted, known, below_s)
     at_least_s, unrefined, passed = inf, [priced], list["Promise"]()
     if not fastest and not may_fit():
         return None
     if not fastest:
-        fastest, at_least_s, passed = _refined(unrefined.pop(), pins, *how, *judged, fastest, priced.at_least_s)
+        fastest, at_least_s, passed = _refined(unrefined.pop(), wanted, fastest, priced.at_least_s, effort)
     if not fastest:
         return None
     if behind < inf and _none_compiles(fastest, graphs):
         return of_all()  # what is taken is further behind
-    known_s = BEHIND * fastest[-1].step_time_s if len(fastest) == count else inf
+    known_s = BEHIND * fastest[-1].step_time_s if len(fastest) == most else inf
     known_s = min(known_s, behind * fastest[0].step_time_s)
     priced.price_below(known_s)
     others: PricedLayouts | None = None
@@ -141,10 +149,10 @@ def _choice_at(
     elif orders_are_free(priced.problem, pins):
         at_least_s = min(at_least_s, ideal_step_time_s(priced.problem))
     if others:
-        fastest = _even(others, *how, fastest, known_s)
+        fastest = _even(others, wanted, fastest, known_s)
         unrefined.append(others)
     for some in unrefined:  # in all orders: to refine takes long, and less where more is known
-        fastest, at_least_s, more = _refined(some, pins, *how, *judged, fastest, priced.at_least_s, at_least_s)
+        fastest, at_least_s, more = _refined(some, wanted, fastest, priced.at_least_s, effort, at_least_s)
         passed += more
     gap = max(0.0, 1 - at_least_s / fastest[0].step_time_s)
     place = simplest_of_equals(priced.problem.cluster, fastest)
@@ -153,7 +161,7 @@ def _choice_at(
 
         simpler = simpler_ones(passed, fastest, place, level.memory_bytes)
         if simpler:
-            fastest = _with(fastest, simpler, priced.problem, pins, count, behind)
+            fastest = _with(fastest, simpler, priced.problem, wanted)
             place = simplest_of_equals(priced.problem.cluster, fastest)
     if behind < inf and _none_compiles(fastest, graphs):
         return of_all()  # those that do were left out by now
@@ -259,7 +267,7 @@ def _refined_on_path(
 ) -> Timed | None:
     """The best layout on the path, by cuts and, with by_stage, by recompute sets that differ from stage to stage, too.
     best: the fastest of even ones; None where none fits."""
-    from autoshard.planner.grid.refine import refine
+    from autoshard.planner.grid.refine import Known, refine
     from autoshard.planner.grid.table import Table
 
     wholes = priced.wholes
@@ -269,8 +277,8 @@ def _refined_on_path(
     for draft in dict.fromkeys(draft for whole in wholes for draft in whole.drafts.drafts):
         if draft.pp > 1 and path.draft_is_known(draft):
             table.add(draft)
-    known_s = inf if best is None else best.step_time_s
-    refined = refine(table.wholes(), by_stage, limit_bytes, known_s, in_time, priced.at_least_s)
+    known = Known(inf if best is None else best.step_time_s, least_s=priced.at_least_s)
+    refined = refine(table.wholes(), by_stage, limit_bytes, known, in_time)
     better = [one for one in refined.found if path.known(one.strategy)]
     return min(better, key=_step_time_s, default=best)
 
@@ -296,53 +304,42 @@ def _in_other_orders(priced: PricedLayouts, pins: Pins, known_s: float) -> Price
     return PricedLayouts(problem, [], Waiting.for_pairs(pairs)) if pairs.wholes else None
 
 
-def _even(
-    priced: PricedLayouts, limit_bytes: float, count: int, behind: float, known: Sequence[Timed], below_s: float
-) -> list[Timed]:
+def _even(priced: PricedLayouts, wanted: _Wanted, known: Sequence[Timed], below_s: float) -> list[Timed]:
     """The fastest of each kind, of layouts as they are priced: cut evenly or by balance, with as much recomputed on all
-    stages. count, behind: as `best_of_each_kind` has them. known: others, fastest first. below_s: layouts that take
-    more are not looked for."""
-    fitting = merge(known, priced.fastest_first(limit_bytes, below_s=below_s, behind=behind), key=_step_time_s)
-    return best_of_each_kind(fitting, count, behind)
+    stages. known: others, fastest first. below_s: layouts that take more are not looked for."""
+    fitting = priced.fastest_first(wanted.limit_bytes, below_s=below_s, behind=wanted.behind)
+    return best_of_each_kind(merge(known, fitting, key=_step_time_s), wanted.most, wanted.behind)
 
 
 def _refined(
     priced: PricedLayouts,
-    pins: Pins,
-    limit_bytes: float,
-    count: int,
-    behind: float,
-    clock: Clock,
-    graphs: Compiling | None,
-    effort: Counter[str],
+    wanted: _Wanted,
     known: list[Timed],
     at_least_s: Callable[[Draft], float],
+    effort: Counter[str],
     open_s: float = inf,
 ) -> tuple[list[Timed], float, list[Promise]]:
     """(the fastest of each kind, of those that are known and of these with other cuts and sets by stage; what no other
-    one takes less than; promises that were passed by). graphs: the verdicts on compiled ones. effort: as of `refine`.
-    known: fastest first. at_least_s: what is known of drafts. open_s: another layout is left open that may take as
-    little."""
-    from autoshard.planner.grid.refine import refine
+    one takes less than; promises that were passed by). known: fastest first. at_least_s: what is known of drafts.
+    effort: as of `refine`, which adds to it. open_s: another layout is left open that may take as little."""
+    from autoshard.planner.grid.refine import Known, refine
 
     known_s = known[0].step_time_s if known else inf
-    refused = graphs.refuses if graphs is not None else lambda draft: False
+    refused = wanted.graphs.refuses if wanted.graphs is not None else lambda draft: False
     taken_s = next((one.step_time_s for one in known if not refused(one.strategy)), known_s)
-    by_stage = sets_by_stage(pins)
-    judged, priced_s = (at_least_s, refused, taken_s, effort, open_s), partial(priced.step_times_s, limit_bytes)
-    wholes = priced.families()
-    refined = refine(wholes, by_stage, limit_bytes, known_s, clock.in_time, *judged, priced_s=priced_s)
-    ranked = _with(known, refined.found, priced.problem, pins, count, behind)
+    priced_s = partial(priced.step_times_s, wanted.limit_bytes)
+    before = Known(known_s, refused, taken_s, open_s, at_least_s, priced_s)
+    by_stage, in_time = sets_by_stage(wanted.pins), wanted.clock.in_time
+    refined = refine(priced.families(), by_stage, wanted.limit_bytes, before, in_time, effort)
+    ranked = _with(known, refined.found, priced.problem, wanted)
     return ranked, min(refined.at_least_s, priced.unpriced_at_least_s), refined.passed
 
 
-def _with(
-    ranked: list[Timed], found: Iterable[Timed], problem: Problem, pins: Pins, count: int, behind: float
-) -> list[Timed]:
+def _with(ranked: list[Timed], found: Iterable[Timed], problem: Problem, wanted: _Wanted) -> list[Timed]:
     """The fastest of each kind among these and others, of which those are left out that pins forbid."""
-    path = precedent(problem, pins) if pins.beaten_path else None
+    path = precedent(problem, wanted.pins) if wanted.pins.beaten_path else None
     better = [one for one in found if path is None or path.known(one.strategy)]
-    return best_of_each_kind(sorted([*better, *ranked], key=_step_time_s), count, behind)
+    return best_of_each_kind(sorted([*better, *ranked], key=_step_time_s), wanted.most, wanted.behind)
 
 
 def _step_time_s(one: Timed) -> float:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from autoshard.planner.grid.refine import Promise, fastest_of
+from autoshard.planner.grid.promises import Promise
+from autoshard.planner.grid.refine import fastest_of
 from autoshard.planner.ranking import Timed, best_of_each_kind
 from autoshard.planner.toss_ups import GIVEN_AWAY, choices, choices_of
 

@@ -21,7 +21,8 @@ from autoshard.graph.recompute import COMMON_SETS
 from autoshard.models.registry import load_model
 from autoshard.planner import simpler
 from autoshard.planner.choice import choose, passed_over, taken_of
-from autoshard.planner.grid.refine import Promise, Refined, _promises, fastest_of, refine
+from autoshard.planner.grid.promises import Promise, promises
+from autoshard.planner.grid.refine import Refined, fastest_of, refine
 from autoshard.planner.priced import Clock, price_layouts
 from autoshard.planner.ranking import Timed, best_of_each_kind
 from autoshard.planner.rejections import SLOWER, UNPRICED, Tally
@@ -157,7 +158,7 @@ def test_what_is_taken_does_not_depend_on_what_was_solved_on_the_way(backend: st
     solved = [
         layout
         for whole in priced.wholes
-        for promise in _promises(whole, True, level.memory_bytes, below_s)
+        for promise in promises(whole, True, level.memory_bytes, below_s)
         if (layout := fastest_of(promise, level.memory_bytes, below_s))
     ]
     ranked = best_of_each_kind(sorted([*even, *solved], key=lambda one: one.step_time_s), COMPARED)
@@ -171,16 +172,16 @@ def test_a_simple_layout_behind_one_of_its_kind_hides_no_other_one(monkeypatch: 
     plain = replace(plan_70b().strategy, zero=3, stage_layers=(9, 11, *(10,) * 6))
     fastest = Timed(100.0, replace(plain, zero=2, sequence_parallel=False))
     of_its_kind, other = Timed(100.4, plain), Timed(100.6, replace(plain, microbatch_size=2))
-    promises = []
+    passed = []
     for bound_s, one in ((100.1, of_its_kind), (100.5, other)):
         whole: Any = SimpleNamespace(drafts=SimpleNamespace(drafts=[one.strategy]), has_kinds=False)
-        promises.append(Promise(bound_s, whole, 0, (0,)))
+        passed.append(Promise(bound_s, whole, 0, (0,)))
     solved = {plain: of_its_kind, other.strategy: other}
     monkeypatch.setattr(simpler, "fastest_of", lambda promise, *how: solved[promise.layout])
-    for known in (promises, promises[::-1]):
+    for known in (passed, passed[::-1]):
         assert simpler_ones(known, [fastest], 0, inf) == [of_its_kind, other]
     # a faster one that is as simple, of a kind that nothing else stands for, is all that is needed
-    assert simpler_ones(promises, [replace(fastest, strategy=replace(fastest.strategy, dp=9))], 0, inf) == [of_its_kind]
+    assert simpler_ones(passed, [replace(fastest, strategy=replace(fastest.strategy, dp=9))], 0, inf) == [of_its_kind]
 
 
 def test_the_choice_does_not_depend_on_how_many_are_shown() -> None:

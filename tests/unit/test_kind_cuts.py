@@ -21,7 +21,7 @@ from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.best_choice import fastest
 from autoshard.planner.grid.kind_choices import KindChoices, kinds_at_least_s
 from autoshard.planner.grid.kind_room import replayed_at_least_s
-from autoshard.planner.grid.refine import refine
+from autoshard.planner.grid.refine import Known, refine
 from autoshard.planner.grid.whole import Priced
 from tests.cases import ALL, some
 from tests.unit.as_estimated import check_as_estimated
@@ -67,7 +67,7 @@ def test_one_chunk_a_rank_is_proven(seed: int, schedules: tuple[str, ...]) -> No
     (priced,) = table_of(problem, draft).price()
     limit = limit_of(priced, seed)
     best_s = best_of_all(problem, draft, priced, limit, seed)
-    refined = refine([priced.whole], True, limit, inf, lambda: True)
+    refined = refine([priced.whole], True, limit)
     if not refined.found:
         assert best_s == inf
         return
@@ -75,7 +75,7 @@ def test_one_chunk_a_rank_is_proven(seed: int, schedules: tuple[str, ...]) -> No
     check_as_estimated(problem, best.strategy, best.step_time_s, limit)
     assert best.step_time_s <= best_s * (1 + 1e-9)
     assert refined.at_least_s == pytest.approx(best.step_time_s, rel=1e-8)
-    again = refine([priced.whole], True, limit, best.step_time_s, lambda: True)
+    again = refine([priced.whole], True, limit, Known(best.step_time_s))
     assert not again.found and again.at_least_s == pytest.approx(best.step_time_s, rel=1e-8)
 
 
@@ -90,7 +90,7 @@ def test_what_is_not_tried_is_a_proven_gap(seed: int, most: str, monkeypatch: py
     monkeypatch.setattr(kind_stage_cuts, most, 0)
     for name in ("MOST_BEGINNINGS", "MOST_LISTED"):
         monkeypatch.setattr(kind_stage_cuts, name, 0)
-    refined = refine([priced.whole], True, limit, inf, lambda: True)
+    refined = refine([priced.whole], True, limit)
     assert refined.at_least_s <= best_s * (1 + 1e-9)
     for one in refined.found:
         check_as_estimated(problem, one.strategy, one.step_time_s, limit)
@@ -102,7 +102,7 @@ def test_two_chunks_a_rank_are_proven_or_within_the_gap(seed: int) -> None:
     (priced,) = table_of(problem, draft, by_stage=True).price()
     limit = limit_of(priced, seed)
     best_s = best_of_all(problem, draft, priced, limit, seed)
-    refined = refine([priced.whole], True, limit, inf, lambda: True)
+    refined = refine([priced.whole], True, limit)
     assert refined.at_least_s <= best_s * (1 + 1e-9)
     if not refined.found:
         assert best_s == inf
@@ -121,7 +121,7 @@ def test_cuts_of_many_ranks_are_looked_for_from_more_than_one_place(seed: int, m
     model = random_model(choose, 2 * pp + choose.randint(4, 16))
     problem, draft = one_layout(model, pp, pp * choose.choice([2, 4]), 1, "interleaved", 1)
     (priced,) = table_of(problem, draft._replace(num_virtual_stages=2), by_stage=True).price()
-    refined = refine([priced.whole], True, limit_of(priced, seed), inf, lambda: True)
+    refined = refine([priced.whole], True, limit_of(priced, seed))
     assert refined.found[-1].step_time_s <= (1 + most_gap) * refined.at_least_s
 
 
@@ -151,7 +151,7 @@ def test_many_chunks_a_rank_are_mostly_cut_best() -> None:
         problem, draft = many_chunks(seed)
         (priced,) = table_of(problem, draft, sets=("none",)).price()
         best_s, _ = best_cut(problem, draft, priced)
-        refined = refine([priced.whole], True, inf, inf, lambda: True)
+        refined = refine([priced.whole], True, inf)
         best = refined.found[-1]
         check_as_estimated(problem, best.strategy, best.step_time_s, inf)
         assert refined.at_least_s <= best_s <= best.step_time_s * (1 + 1e-9)
@@ -164,7 +164,7 @@ def test_an_expensive_head_has_the_last_of_many_chunks_for_itself() -> None:
     (priced,) = table_of(problem, draft, sets=("none",)).price()
     best_s, cut = best_cut(problem, draft, priced)
     assert cut[-1] == 0
-    found = refine([priced.whole], True, inf, inf, lambda: True).found[-1]
+    found = refine([priced.whole], True, inf).found[-1]
     assert found.strategy.stage_layers[-1] == 0 and found.step_time_s == pytest.approx(best_s, rel=1e-9)
 
 
@@ -176,7 +176,7 @@ def test_many_chunks_are_cut_to_fit_where_no_layout_that_is_priced_does() -> Non
         (priced,) = table_of(problem, draft, sets=("none",)).price()
         limit = 0.97 * priced.memory_bytes.min()
         best_s, _ = best_cut(problem, draft, priced, limit)
-        refined = refine([priced.whole], True, limit, inf, lambda: True)
+        refined = refine([priced.whole], True, limit)
         assert refined.at_least_s <= best_s and bool(refined.found) <= (best_s < inf)
         for one in refined.found:
             check_as_estimated(problem, one.strategy, one.step_time_s, limit)
@@ -193,7 +193,7 @@ def test_of_many_chunks_those_are_solved_of_which_a_fast_layout_is_priced(monkey
     monkeypatch.setattr(refinement, "MOST_MANY_CHUNKED", 1)
     for size in (1, 2):
         priced_s = {draft._replace(microbatch_size=size): 1.0}
-        found = refine([whole], True, inf, inf, lambda: True, priced_s=priced_s.copy).found
+        found = refine([whole], True, inf, Known(priced_s=priced_s.copy)).found
         assert [one.strategy.microbatch_size for one in found] == [size]
 
 
@@ -216,9 +216,9 @@ def test_replays_that_memory_forces_are_a_bound(schedule: str) -> None:
 def test_layouts_with_chunks_that_are_not_solved_are_a_proven_gap(monkeypatch: pytest.MonkeyPatch) -> None:
     problem, draft = random_layout(1, ("interleaved",))
     (priced,) = table_of(problem, draft, by_stage=True).price()
-    solved = refine([priced.whole], True, inf, inf, lambda: True)
+    solved = refine([priced.whole], True, inf)
     monkeypatch.setattr(refinement, "MOST_CHUNKED", 0)
-    left = refine([priced.whole], True, inf, inf, lambda: True)
+    left = refine([priced.whole], True, inf)
     assert not left.found and left.at_least_s <= solved.found[-1].step_time_s
 
 
@@ -231,7 +231,7 @@ def test_chunks_that_are_not_tried_are_a_proven_gap(seed: int, most: str, monkey
     best_s = best_of_all(problem, draft, priced, limit, seed)
     monkeypatch.setattr(kind_chunks, "MOST_TRIED", -1)
     monkeypatch.setattr(kind_chunks, most, -1)
-    refined = refine([priced.whole], True, limit, inf, lambda: True)
+    refined = refine([priced.whole], True, limit)
     assert refined.at_least_s <= best_s * (1 + 1e-9)
     for one in refined.found:
         check_as_estimated(problem, one.strategy, one.step_time_s, limit)

@@ -21,7 +21,7 @@ from autoshard.planner.grid.kind_choices import KindChoices, kinds_at_least_s
 from autoshard.planner.grid.kind_chunks import TwoChunkCuts, useful
 from autoshard.planner.grid.kind_pairs import ChunkRoom, Costs
 from autoshard.planner.grid.kind_room import held_at_least_s
-from autoshard.planner.grid.refine import refine
+from autoshard.planner.grid.refine import Known, refine
 from autoshard.planner.grid.stage_cuts import moves
 from autoshard.planner.grid.whole import Priced, Whole
 from tests.cases import ALL, some
@@ -162,7 +162,7 @@ def test_no_path_of_the_fastest_step_is_left_out(seed: int, monkeypatch: pytest.
     priced, limit, best_s = instance(seed)
     for above in (1 + ROUNDING, 1.03):
         if best_s < inf:
-            refined = refine([priced.whole], True, limit, best_s * above, lambda: True)
+            refined = refine([priced.whole], True, limit, Known(best_s * above))
             assert refined.at_least_s <= best_s * (1 + ROUNDING)
 
 
@@ -188,10 +188,10 @@ def test_steps_lead_down_from_a_cut_once(seed: int, monkeypatch: pytest.MonkeyPa
 
 def test_the_fastest_that_is_taken_is_found_behind_a_faster_one_that_is_refused() -> None:
     priced, limit, best_s = instance(1)
-    known = [priced.whole], True, limit, 0.9 * best_s, lambda: True, lambda draft: 0.0
-    assert not refine(*known).found
-    assert not refine(*known, lambda draft: True, 1.03 * best_s).found
-    refined = refine(*known, lambda draft: False, 1.03 * best_s)
+    asked, known = ([priced.whole], True, limit), Known(0.9 * best_s)
+    assert not refine(*asked, known).found
+    assert not refine(*asked, known._replace(refused=lambda draft: True, taken_s=1.03 * best_s)).found
+    refined = refine(*asked, known._replace(taken_s=1.03 * best_s))
     assert refined.found[-1].step_time_s == pytest.approx(best_s, rel=ROUNDING)
     assert refined.at_least_s == pytest.approx(0.9 * best_s)
 
@@ -200,7 +200,7 @@ def test_too_many_entries_leave_what_ranks_have_room_for(monkeypatch: pytest.Mon
     priced, limit, best_s = instance(1)
     monkeypatch.setattr(kind_paths, "MOST_ENTRIES", 0)
     monkeypatch.setattr(kind_chunks, "MOST_TRIED", -1)
-    refined = refine([priced.whole], True, limit, best_s * 1.1, lambda: True)
+    refined = refine([priced.whole], True, limit, Known(best_s * 1.1))
     two = chunk_room(priced.whole, limit, best_s * 1.1)
     assert two.steps_s(two.relaxed())[0] * (1 - ROUNDING) <= refined.at_least_s <= best_s
 

@@ -14,7 +14,7 @@ from autoshard.backends.rules import Problem
 from autoshard.models.registry import load_model
 from autoshard.planner.grid.kind_choices import kinds_at_least_s
 from autoshard.planner.grid.kind_room import may_hold_all, replayed_at_least_s
-from autoshard.planner.grid.refine import may_fit
+from autoshard.planner.grid.promises import may_fit
 from autoshard.planner.priced import Clock, price_layouts
 from autoshard.planner.rejections import Tally
 from autoshard.planner.search import search

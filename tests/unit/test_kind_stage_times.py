@@ -69,7 +69,7 @@ def test_bounds_of_several_layouts_are_below_the_best_cut_of_each(schedule: str,
     drafts = np.arange(len(whole.drafts.drafts))
     best_s = np.full(len(drafts), inf)
     for draft in drafts.tolist():
-        found = refine([whole.only(drafts[[draft]])], True, limit_bytes, inf, lambda: True).found
+        found = refine([whole.only(drafts[[draft]])], True, limit_bytes).found
         best_s[draft] = found[-1].step_time_s if found else inf
     if not np.isfinite(best_s).any():
         return

@@ -15,7 +15,7 @@ from autoshard.models.registry import load_model
 from autoshard.planner import layouts
 from autoshard.planner.bounded import Bounded, TooLarge
 from autoshard.planner.grid.mesh_bounds import Each
-from autoshard.planner.grid.refine import promising
+from autoshard.planner.grid.promises import promising
 from autoshard.planner.grid.whole import Priced
 from autoshard.planner.layouts import MeshDrafts, legal_layouts
 from autoshard.planner.priced import Clock, PricedLayouts, price_layouts

@@ -17,7 +17,7 @@ from autoshard.layout.strategy import Strategy
 from autoshard.models.registry import load_model
 from autoshard.planner.grid import interleaved_recompute as mixed
 from autoshard.planner.grid.faster_orders import in_this_order_at_least_s
-from autoshard.planner.grid.refine import refine
+from autoshard.planner.grid.refine import Known, refine
 from autoshard.planner.grid.sharding_bounds import LeastTable, step_times_at_least_s
 from autoshard.planner.grid.table import Table
 from autoshard.planner.grid.whole import Priced
@@ -73,7 +73,7 @@ def test_virtual_stages_are_chosen_as_by_trying_all(seed: int) -> None:
     limit = limit_of(priced, seed)
     best_s, all_tried = best_of_all(problem, draft, limit, seed)
     assert in_this_order_at_least_s(priced.whole)[0] <= best_s * (1 + 1e-9)
-    refined = refine([priced.whole], True, limit, inf, lambda: True)
+    refined = refine([priced.whole], True, limit)
     if not refined.found:
         assert best_s == inf
         return
@@ -81,7 +81,7 @@ def test_virtual_stages_are_chosen_as_by_trying_all(seed: int) -> None:
     check_as_estimated(problem, best.strategy, best.step_time_s, limit)
     assert best.step_time_s == pytest.approx(best_s, rel=1e-9) if all_tried else best.step_time_s <= best_s * (1 + 1e-9)
     assert refined.at_least_s == pytest.approx(best.step_time_s, rel=1e-9)  # these small ones are proven
-    again = refine([priced.whole], True, limit, best.step_time_s, lambda: True)
+    again = refine([priced.whole], True, limit, Known(best.step_time_s))
     assert not again.found and again.at_least_s == pytest.approx(best.step_time_s, rel=1e-9)
 
 
@@ -92,16 +92,16 @@ def test_what_is_not_tried_is_a_proven_gap(seed: int, most: str, monkeypatch: py
     problem, table, _ = random_table(seed)
     (priced,) = table.price()
     limit = limit_of(priced, seed)
-    exact = refine([priced.whole], True, limit, inf, lambda: True)
+    exact = refine([priced.whole], True, limit)
     best_s = exact.found[-1].step_time_s if exact.found else inf
     monkeypatch.setattr(mixed, "MOST_IN_ANY_ORDER", 0)
     if most != "MOST_IN_ANY_ORDER":
         monkeypatch.setattr(mixed, most, 3)
-    refined = refine([priced.whole], True, limit, inf, lambda: True)
+    refined = refine([priced.whole], True, limit)
     assert refined.at_least_s <= best_s * (1 + 1e-9)
     for one in refined.found:
         check_as_estimated(problem, one.strategy, one.step_time_s, limit)
-    stopped = refine([priced.whole], True, limit, inf, lambda: False)
+    stopped = refine([priced.whole], True, limit, in_time=lambda: False)
     assert stopped.at_least_s <= best_s and not stopped.found
 
 
@@ -110,7 +110,7 @@ def test_sharded_operators_are_bounded_whatever_stages_recompute(seed: int) -> N
     problem, table, draft = random_table(seed)
     (priced,) = table.price()
     limit = limit_of(priced, seed)
-    refined = refine([priced.whole], True, limit, inf, lambda: True)
+    refined = refine([priced.whole], True, limit)
     least = LeastTable(problem, SETS, True, {})
     least.add(draft)
     bounds = step_times_at_least_s(least, True, limit, inf)
@@ -127,7 +127,7 @@ def test_recomputing_in_some_chunks_pays() -> None:
     table.add(Draft(8, 4, 1, 1, 1, 1, 2, "interleaved", "flash"))
     (priced,) = table.price()
     roomy, tight = priced.memory_bytes.max(), priced.memory_bytes.min()
-    best = refine([priced.whole], True, (roomy + tight) / 2, inf, lambda: True).found[-1]
+    best = refine([priced.whole], True, (roomy + tight) / 2).found[-1]
     assert best.strategy.recompute == ("full", "none", "none", "full", "none", "none", "none", "none")
     alike = np.where(priced.memory_bytes <= (roomy + tight) / 2, priced.step_time_s, np.inf).min()
     assert best.step_time_s < 0.95 * alike
@@ -168,7 +168,7 @@ def with_transfers() -> Priced:
 def test_sets_that_fit_everywhere_are_proven_the_fastest() -> None:
     priced = with_transfers()
     best_s = float(priced.exact_s(range(len(priced.draft))).min())
-    refined = refine([priced.whole], True, 2 * priced.memory_bytes.max(), inf, lambda: True)
+    refined = refine([priced.whole], True, 2 * priced.memory_bytes.max())
     assert refined.found[-1].step_time_s == pytest.approx(best_s, rel=1e-12)
     assert refined.at_least_s == pytest.approx(best_s, rel=1e-12)
 
@@ -177,9 +177,9 @@ def test_paths_bound_what_sums_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of the memory between all recomputed and nothing: there are too many choices to try."""
     priced = with_transfers()
     limit = (priced.memory_bytes.max() + priced.memory_bytes.min()) / 2
-    refined = refine([priced.whole], True, limit, inf, lambda: True)
+    refined = refine([priced.whole], True, limit)
     monkeypatch.setattr(mixed, "MOST_PATHS", 0)
-    by_sums = refine([priced.whole], True, limit, inf, lambda: True)
+    by_sums = refine([priced.whole], True, limit)
     assert refined.found[-1].step_time_s <= by_sums.found[-1].step_time_s
     assert by_sums.at_least_s < 0.98 * refined.at_least_s
     assert 0.95 * refined.found[-1].step_time_s < refined.at_least_s

@@ -7,7 +7,7 @@ import pytest
 
 from autoshard.backends.rules import Problem
 from autoshard.models.registry import load_model
-from autoshard.planner.grid.refine import _Bounds
+from autoshard.planner.grid.free_cut_bounds import FreeCutBounds
 from autoshard.planner.grid.table import Table
 from autoshard.planner.layouts import legal_layouts
 from autoshard.planner.rejections import Tally
@@ -33,10 +33,12 @@ def test_ranks_between_the_ends_need_what_two_of_them_say(backend: str) -> None:
             continue
         count, sets = len(whole.drafts.drafts), len(whole.sets)
         every = np.repeat(np.arange(count), sets).reshape(count, sets), np.tile(np.arange(sets), (count, 1))
-        layouts = _Bounds(whole, *every)
+        layouts = FreeCutBounds(whole, *every)
         for rank in range(whole.family.pp):
             alone = layouts._needed_on(rank, (1, 2, 5))
-            for needed, expected in zip(_Bounds(whole, *every)._needed_bytes(rank, (1, 2, 5)), alone, strict=True):
+            for needed, expected in zip(
+                FreeCutBounds(whole, *every)._needed_bytes(rank, (1, 2, 5)), alone, strict=True
+            ):
                 np.testing.assert_allclose(needed, expected, rtol=1e-12)
                 compared += 2 < rank < whole.family.pp - 2
     assert compared > 20

@@ -18,7 +18,7 @@ from autoshard.layout.strategy import Strategy
 from autoshard.models.registry import load_model
 from autoshard.planner.grid import stage_cuts as uneven
 from autoshard.planner.grid.faster_orders import in_this_order_at_least_s
-from autoshard.planner.grid.refine import refine
+from autoshard.planner.grid.refine import Known, refine
 from autoshard.planner.grid.table import Table
 from autoshard.plans.search_result import OPTIMAL
 from autoshard.spec.cluster import load_cluster
@@ -78,7 +78,7 @@ def test_stages_are_chosen_as_by_trying_all(seed: int, monkeypatch: pytest.Monke
         if found.fullest.total_bytes <= limit:
             best_s = min(best_s, found.step_time_s)
     assert in_this_order_at_least_s(priced.whole)[0] <= best_s * (1 + 1e-9)
-    refined = refine([priced.whole], True, limit, inf, lambda: True)
+    refined = refine([priced.whole], True, limit)
     if not refined.found:
         assert best_s == inf
         return
@@ -106,8 +106,8 @@ def test_no_time_is_a_proven_gap(seed: int) -> None:
     (priced,) = table.price()
     limit = priced.memory_bytes.max()
     known_s = 1.5 * float(priced.step_time_s.max())
-    stopped = refine([priced.whole], True, limit, known_s, lambda: False)
-    done = refine([priced.whole], True, limit, known_s, lambda: True)
+    stopped = refine([priced.whole], True, limit, Known(known_s), lambda: False)
+    done = refine([priced.whole], True, limit, Known(known_s))
     assert not stopped.found and not stopped.passed
     assert stopped.at_least_s <= done.found[-1].step_time_s < known_s
 
@@ -118,13 +118,13 @@ def test_a_cut_that_was_not_found_is_not_proven_away(seed: int, monkeypatch: pyt
     _, table, _ = random_table(seed)
     (priced,) = table.price()
     limit = 0.3 * priced.memory_bytes.min() + 0.7 * priced.memory_bytes.max()
-    exact = refine([priced.whole], True, limit, inf, lambda: True).found
+    exact = refine([priced.whole], True, limit).found
     if not exact:
         return
     monkeypatch.setattr(uneven, "MOST_CUTS", 0)
     monkeypatch.setattr(uneven.StageCuts, "rounds", 0)
-    known_s = refine([priced.whole], True, limit, inf, lambda: True).found[-1].step_time_s
-    again = refine([priced.whole], True, limit, known_s, lambda: True)
+    known_s = refine([priced.whole], True, limit).found[-1].step_time_s
+    again = refine([priced.whole], True, limit, Known(known_s))
     assert not again.found and again.at_least_s <= exact[-1].step_time_s * (1 + 1e-9)
 
 
@@ -138,7 +138,7 @@ def test_early_stages_recompute_more() -> None:
     table.add(Draft(8, 4, 1, 1, 1, 1, 1, "1f1b", "flash"))
     (priced,) = table.price()
     roomy, tight = priced.memory_bytes.max(), priced.memory_bytes.min()
-    best = refine([priced.whole], True, (roomy + tight) / 2, inf, lambda: True).found[-1].strategy
+    best = refine([priced.whole], True, (roomy + tight) / 2).found[-1].strategy
     assert best.recompute[-1] == "none" and best.recompute[0] == "full"
     assert list(best.recompute) == sorted(best.recompute)
 

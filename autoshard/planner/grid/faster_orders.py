@@ -17,7 +17,7 @@ from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.bounds import after_at_least_s
 from autoshard.planner.grid.kind_choices import kinds_at_least_s
 from autoshard.planner.grid.mesh_bounds import layout_bounds
-from autoshard.planner.grid.refine import may_fit, promising
+from autoshard.planner.grid.promises import may_fit, promising
 from autoshard.planner.grid.table import Table
 from autoshard.planner.grid.unit_costs import PartColumns, mean_columns
 from autoshard.planner.grid.whole import Whole

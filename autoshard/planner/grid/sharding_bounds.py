@@ -27,8 +27,8 @@ from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.bounds import after_at_least_s, busiest_rank_at_least_s, work_at_most_s
 from autoshard.planner.grid.faster_orders import in_this_order_at_least_s
 from autoshard.planner.grid.interleaved_bounds import MixedLeast
+from autoshard.planner.grid.promises import free_cut_promises, interleaved_promises
 from autoshard.planner.grid.ranks import RankState
-from autoshard.planner.grid.refine import interleaved_promises, promises
 from autoshard.planner.grid.table import Table
 from autoshard.planner.grid.unit_costs import PARTS, PartColumns, StageColumns, as_columns, part_numbers, unit_programs
 from autoshard.planner.grid.whole import Whole
@@ -239,7 +239,7 @@ def _bounds(
     """(draft, recompute set, seconds at least); where stages choose, the first set stands for all."""
     for whole in _below(table.families, known_s):
         if whole.family.cuts_are_free:
-            promised = promises(whole, by_stage, limit_bytes, known_s)
+            promised = free_cut_promises(whole, by_stage, limit_bytes, known_s)
             bounds: Iterator[tuple[int, int, float]] = (
                 (promise.draft, promise.sets[0], promise.at_least_s) for promise in promised
             )

@@ -21,7 +21,7 @@ from autoshard.layout.sharding import OperatorChoices
 from autoshard.layout.strategy import Strategy, even_stage_layers
 from autoshard.planner.axis_orders import other_orders
 from autoshard.planner.grid.order import fastest_first
-from autoshard.planner.grid.refine import refine
+from autoshard.planner.grid.refine import Known, refine
 from autoshard.planner.grid.sharding_bounds import (
     AnyOrderTable,
     Least,
@@ -242,7 +242,7 @@ class _Blocks:
         else:
             best = None
         wholes = {id(one.whole): one.whole for one in chunks}.values()
-        refined = refine(wholes, self._by_stage, self._limit_bytes, known_s, lambda: True).found
+        refined = refine(wholes, self._by_stage, self._limit_bytes, Known(known_s)).found
         return Timed(refined[-1].step_time_s, refined[-1].strategy) if refined else best
 
 
