@@ -17,13 +17,14 @@ HARDWARE = Path(__file__).parents[2] / "autoshard" / "hardware"
 
 
 def test_instances() -> None:
-    ampere_hopper = ("a100-40gb", "a100-80gb", "h100-80gb", "h200-141gb", "h800-80gb")
+    ampere = ("a100-40gb", "a100-80gb", "p4d.24xlarge", "p4de.24xlarge")
+    hopper = ("h100-80gb", "h200-141gb", "h800-80gb", "p5.4xlarge")
     blackwell = ("b200-180gb", "b300-288gb", "gb200-186gb", "gb300-288gb")
     trn1, trn2 = (
         ("trn1.2xlarge", "trn1.32xlarge", "trn1n.32xlarge"),
         ("trn2.3xlarge", "trn2.48xlarge", "trn2u.48xlarge"),
     )
-    assert sorted(instances()) == sorted(("cpu", *ampere_hopper, *blackwell, *trn1, *trn2, "trn3-gen1", "trn3-gen2"))
+    assert sorted(instances()) == sorted(("cpu", *ampere, *hopper, *blackwell, *trn1, *trn2, "trn3-gen1", "trn3-gen2"))
 
 
 @pytest.mark.parametrize(
@@ -42,13 +43,30 @@ def test_gpus_are_known_by_their_ec2_names(alias: str, name: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "as_one", "devices", "network"),
+    [
+        ("p4d.24xlarge", "a100-40gb", 8, 0.25),
+        ("p4de.24xlarge", "a100-80gb", 8, 0.25),
+        ("p5.4xlarge", "h100-80gb", 1, 1 / 32),
+    ],
+)
+def test_a_gpu_of_ec2_with_less_network_is_the_same_device(
+    name: str, as_one: str, devices: int, network: float
+) -> None:
+    small, large = load_cluster(name, 2), load_cluster(as_one, 2)
+    assert (replace(small.device, name=large.device.name), small.devices_per_node) == (large.device, devices)
+    of_nodes = [one.adapters_per_node * one.inter_node.bandwidth_bytes_per_s for one in (small, large)]
+    assert of_nodes[0] == pytest.approx(network * of_nodes[1])
+
+
+@pytest.mark.parametrize(
     ("given", "meant"),
     [
         ("h100", "h100-80gb"),
         ("H100", "h100-80gb"),
         ("a100", "a100-40gb or a100-80gb"),
         ("trn2", "trn2.3xlarge or trn2.48xlarge or trn2u.48xlarge"),
-        ("p5.48xlage", "p5.48xlarge or p5e.48xlarge or p5en.48xlarge"),
+        ("p5.48xlage", "p5.48xlarge or p5e.48xlarge or p5.4xlarge"),
     ],
 )
 def test_a_near_name_is_suggested(given: str, meant: str) -> None:
@@ -244,6 +262,7 @@ def test_every_fitted_number_has_evidence(instance: str) -> None:
                 "instance='trn9' is not known; known: a100-40gb, a100-80gb, b200-180gb (p6-b200.48xlarge), "
                 "b300-288gb (p6-b300.48xlarge), cpu, gb200-186gb (p6e-gb200.36xlarge), gb300-288gb, "
                 "h100-80gb (p5.48xlarge), h200-141gb (p5e.48xlarge, p5en.48xlarge), h800-80gb, "
+                "p4d.24xlarge, p4de.24xlarge, p5.4xlarge, "
                 "trn1.2xlarge, trn1.32xlarge, trn1n.32xlarge, trn2.3xlarge, trn2.48xlarge, trn2u.48xlarge, "
                 "trn3-gen1 (Trn3 Gen1 UltraServer), trn3-gen2 (Trn3 Gen2 UltraServer), or a hardware file of your own"
             ),
