@@ -5,16 +5,18 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Collection
-from itertools import pairwise, takewhile
+from itertools import takewhile
 
 from autoshard.errors import AutoshardError
 
-SEVERAL = ("recompute-modules", "cp-comm-type")
-"""Flags that take more than one word."""
+SEVERAL = ("recompute-modules", "cp-comm-type", "num-experts")
+"""Flags that take more than one word: all on their line, up to a variable that may be anything."""
 MOST_CHARACTERS = 200
 """Of a variable's value; what is longer is no number or name."""
 END = ";"
 """A word for whatever ends a command or sends its output elsewhere: ; && | > 2>&1."""
+LINE_END = ";;"
+"""A word for a line end that is not escaped: a flag's value may stand behind it, a further one does not."""
 _QUOTED = r"""'[^']*'|"(?:\\.|[^"\\])*\""""
 _KEPT = rf"""{_QUOTED}|\\[^\n]|\$\{{[^{{}}\n"']*\}}|<\w+>|\$\(\([^()\n"']*\)\)"""
 """What stays as it is: quoted texts, escaped characters, values of variables, blanks to fill in, <N>, and sums."""
@@ -27,7 +29,7 @@ _SHOWN = rf"""{_BEGIN}[ \t]*(?:echo|printf)(?=[ \t])(?:{_QUOTED}|\\.|(?<!\s)\#|[
 _OPERATOR = r"(?:(?<!\S)[12])?[<>]+&?|[;&|]+"
 """What ends a command or sends its output elsewhere."""
 _WRITTEN = re.compile(
-    rf"(?P<kept>{_KEPT})|\\\n|{_COMMENT}|(?P<end>{_SHOWN}|{_OPERATOR})",
+    rf"(?P<kept>{_KEPT})|\\\n|{_COMMENT}|(?P<end>{_SHOWN}|{_OPERATOR})|(?P<line>\n)",
     re.DOTALL | re.MULTILINE,
 )
 """What is more than words; a line end that is escaped is nothing."""
@@ -86,11 +88,24 @@ def _flags(text: str) -> dict[str, str]:
     for index, word in enumerate(words):
         if word.startswith("--"):
             name, _, value = word[2:].partition("=")
-            following = map(words.__getitem__, range(index + 1, len(words)))
-            after = list(takewhile(_is_value, following))
-            several = name.replace("_", "-") in SEVERAL
-            flags[name.replace("_", "-")] = value or " ".join(after if several else after[:1])
+            name = name.replace("_", "-")
+            flags[name] = value or _behind(words, index + 1, name in SEVERAL)
     return flags
+
+
+def _behind(words: list[str], index: int, several: bool) -> str:
+    """The value of the flag before words[index], '' for none. several: whether it may be more than one word."""
+    while index < len(words) and words[index] == LINE_END:
+        index += 1
+    if index == len(words) or not _is_value(words[index]):
+        return ""
+    if not several:
+        return words[index]
+    others = takewhile(
+        lambda word: _is_value(word) and word != LINE_END and not word.startswith("$"),
+        map(words.__getitem__, range(index + 1, len(words))),
+    )
+    return " ".join((words[index], *others))
 
 
 def _without_end(word: str) -> str:
@@ -105,8 +120,13 @@ def _is_value(word: str) -> bool:
 
 def _words(text: str) -> list[str]:
     """The words of a command line. Raises ValueError where a quote does not end."""
-    quoted = shlex.split(_WRITTEN.sub(lambda found: found["kept"] or (f" {END} " if found["end"] else " "), text))
-    return [word for before, one in pairwise(("", *quoted)) for word in _unquoted(one, before)]
+    ends = {"end": END, "line": LINE_END}
+    quoted = shlex.split(_WRITTEN.sub(lambda found: found["kept"] or f" {ends.get(found.lastgroup or '', '')} ", text))
+    words, before = [], ""
+    for one in quoted:
+        words += _unquoted(one, before)
+        before = before if one == LINE_END else one
+    return words
 
 
 def _unquoted(word: str, before: str) -> list[str]:

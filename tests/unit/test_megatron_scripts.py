@@ -103,6 +103,22 @@ def test_a_command_ends_where_a_shell_ends_it(text: str) -> None:
     assert (modules.options["recompute"], modules.left_out) == ("core_attention+mlp", ())
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        'ARGS="{}"\ntorchrun pretrain_gpt.py $ARGS',
+        "torchrun pretrain_gpt.py {}\nwait",
+        "export NODES=4; torchrun pretrain_gpt.py {}\nNODES=2\n",
+        "torchrun pretrain_gpt.py {} $MORE",
+    ],
+)
+def test_a_list_of_words_ends_with_its_line(text: str) -> None:
+    found = script(text.format("--tensor-model-parallel-size 2 --recompute-activations --recompute-modules mlp"))
+    assert (found.options["recompute"], found.warnings) == ("mlp", ())
+    found = script(text.format("--context-parallel-size 2 --cp-comm-type p2p"))
+    assert found.options["context_parallel"] == "zigzag_ring"
+
+
 @pytest.mark.parametrize("value", ["$((MBS>8?8:MBS))", "${MBS%%;*}", "<MBS>", "a;b"])
 def test_signs_within_a_value_end_no_command(value: str) -> None:
     said = f"'{value}'" if value == "a;b" else value
