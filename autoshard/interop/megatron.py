@@ -29,6 +29,14 @@ DEEPSPEED_EXPERTS = {DEEPSPEED_TOPK: "1", DEEPSPEED_INTERVAL: "2"}
 """What Megatron-DeepSpeed takes without these flags [Megatron-DeepSpeed megatron/arguments.py]."""
 CUT_EXPERTS = "enable-expert-tensor-parallelism"
 """Of Megatron-DeepSpeed: tp cuts experts too, which it keeps whole without."""
+EXPERTS, CAPACITY = "num-experts", "moe-expert-capacity-factor"
+DEEPSPEED_CAPACITY, DEEPSPEED_DROPLESS = "moe-train-capacity-factor", "disable-moe-token-dropping"
+DEEPSPEED_USUAL_CAPACITY = "1.0"
+"""Of the tokens of an even share, as --moe-expert-capacity-factor, but there without the flag too."""
+BESIDE_EXPERTS = "mlp-type"
+"""Of Megatron-DeepSpeed: residual has an MLP beside the experts, whose outputs a gate weighs."""
+OF_ITS_EXPERTS = (DEEPSPEED_SPREAD, *DEEPSPEED_EXPERTS, DEEPSPEED_CAPACITY, DEEPSPEED_DROPLESS, BESIDE_EXPERTS)
+"""Flags on experts that Megatron-DeepSpeed alone has."""
 NUMBERS = {
     "tensor-model-parallel-size": "tp",
     "pipeline-model-parallel-size": "pp",
@@ -53,7 +61,7 @@ SIZES = {
     "max-position-embeddings": "max_position_embeddings",
     "padded-vocab-size": "vocab_size",
     "vocab-size": "vocab_size",
-    "num-experts": "num_local_experts",
+    EXPERTS: "num_local_experts",
     "moe-router-topk": "num_experts_per_tok",
     DEEPSPEED_TOPK: "num_experts_per_tok",
     "moe-shared-expert-intermediate-size": "shared_expert_intermediate_size",
@@ -146,6 +154,7 @@ def megatron_layout(text: str) -> WrittenLayout:
         raise AutoshardError(
             "none of its arguments is Megatron's own, such as --tensor-model-parallel-size or --ffn-hidden-size"
         )
+    flags = _with_one_count(flags)
     options: dict[str, Any] = dict.fromkeys(("tp", "pp", "cp", "ep", "micro_batch"), 1)
     for flag, name in NUMBERS.items():
         if flag in flags:
@@ -192,7 +201,7 @@ def megatron_layout(text: str) -> WrittenLayout:
     if (stages := uneven_stages(flags, layers, options["pp"], options["vpp"])) is not None:
         fields["stage_layers"] = stages
     options["recompute"], approximations = _recompute(flags, _most_blocks(fields, layers, options))
-    capacity = number("--moe-expert-capacity-factor", flags.get("moe-expert-capacity-factor") or None)
+    capacity = _capacity(flags)
     left_out = tuple(f"--{flag}" for flag in flags if flag not in (*READ, *DROPOUT))
     return WrittenLayout(
         "Megatron arguments",
@@ -215,6 +224,27 @@ def megatron_layout(text: str) -> WrittenLayout:
         left_out=left_out,
         not_priced=tuple(flag for flag in left_out if not NO_EFFECT.fullmatch(flag)),
     )
+
+
+def _with_one_count(flags: dict[str, str]) -> dict[str, str]:
+    """The flags with one number of experts, which Megatron-DeepSpeed may say of each block; without those on experts
+    where it says 1, which is no mixture there. Raises AutoshardError for blocks that have unlike numbers."""
+    counts = list(dict.fromkeys(flags.get(EXPERTS, "").split()))
+    if len(counts) > 1:
+        told = "blocks with unlike numbers of experts, which no model here has"
+        raise AutoshardError(f"--{EXPERTS} {flags[EXPERTS][:60]}: {told}")
+    if counts == ["1"] and _is_deepspeeds_mixture(flags):
+        return {flag: value for flag, value in flags.items() if flag not in (EXPERTS, *OF_ITS_EXPERTS)}
+    return {**flags, EXPERTS: counts[0]} if counts else flags
+
+
+def _capacity(flags: dict[str, str]) -> float | None:
+    """Tokens that an expert takes at most, over its even share; None for all that the router sends it."""
+    if not _is_deepspeeds_mixture(flags):
+        return number(f"--{CAPACITY}", flags.get(CAPACITY) or None)
+    if DEEPSPEED_DROPLESS in flags:
+        return None
+    return number(f"--{DEEPSPEED_CAPACITY}", flags.get(DEEPSPEED_CAPACITY, DEEPSPEED_USUAL_CAPACITY))
 
 
 def _dropout(flags: dict[str, str]) -> Iterator[str]:
@@ -284,7 +314,7 @@ def _modules(flags: dict[str, str]) -> tuple[str, list[str]]:
     named = flags.get("recompute-modules", "").replace(",", " ").split() or ["core_attn"]
     warnings, sets = [], []
     for name in named:
-        if name == "mlp" and ("num-experts" in flags or flags.get(SPREAD, "1") != "1"):
+        if name == "mlp" and (EXPERTS in flags or flags.get(SPREAD, "1") != "1"):
             warnings.append("--recompute-modules mlp: blocks without experts alone run theirs again; not in the price")
         elif name not in MODULES:
             warnings.append(f"--recompute-modules {name[:40]}: no recompute set here names it; not in the price")
@@ -300,7 +330,7 @@ def _model(flags: dict[str, str]) -> WrittenModel:
     for flag, name in SIZES.items():
         if flag in flags and (flag != KEYS or GROUPED in flags):
             said[name] = (f"--{flag}", whole_number(f"--{flag}", flags[flag]))
-    if "num-experts" in flags and "moe-ffn-hidden-size" in flags:
+    if EXPERTS in flags and "moe-ffn-hidden-size" in flags:
         flag = "--moe-ffn-hidden-size"
         said["intermediate_size"] = (flag, whole_number(flag, flags["moe-ffn-hidden-size"]))
     for flag, name in FRACTIONS.items():
@@ -328,7 +358,7 @@ def _model(flags: dict[str, str]) -> WrittenModel:
     assumed = {**GPT, **WITHOUT_EXPERTS, "intermediate_size": _inner_size(said)}
     if _is_deepspeeds_mixture(flags):
         assumed["num_experts_per_tok"] = int(DEEPSPEED_EXPERTS[DEEPSPEED_TOPK])
-    graphs = [f"--{flag}" for flag in OTHER_GRAPHS if flag in flags]
+    graphs = list(_other_graphs(flags))
     graphs += [key for key, has_it in _built_in_graphs(flags).values() if has_it]
     if vocabulary is not None:
         assumed["vocab_size"] = vocabulary
@@ -357,7 +387,7 @@ def _built_in_graphs(flags: dict[str, str]) -> dict[str, tuple[str, Any]]:
 
 
 def _is_deepspeeds_mixture(flags: dict[str, str]) -> bool:
-    return "num-experts" in flags and bool(flags.keys() & {DEEPSPEED_SPREAD, *DEEPSPEED_EXPERTS})
+    return EXPERTS in flags and bool(flags.keys() & {*OF_ITS_EXPERTS, "deepspeed"})
 
 
 def _scores_by_sigmoid(flags: dict[str, str]) -> bool:
@@ -386,7 +416,7 @@ def _elsewhere(text: str) -> Iterator[str]:
 
 
 def _conditional_warnings(flags: dict[str, str], conditional: tuple[str, ...]) -> Iterator[str]:
-    if found := [f"--{flag} {flags[flag]}".strip() for flag in conditional]:
+    if found := [f"--{flag} {flags[flag]}".strip() for flag in conditional if flag in flags]:
         yield f"in a condition of the script, taken as if it held: {', '.join(found)}"
 
 
@@ -415,9 +445,15 @@ def _warnings(flags: dict[str, str], options: dict[str, Any]) -> Iterator[str]:
         yield f"{whole}; priced with tp={options['tp']}, as the rest"
     if flags.get("optimizer", "adam") != "adam":
         yield f"--optimizer {flags['optimizer']} is priced as AdamW, with two moments"
-    for flag in OTHER_GRAPHS:
-        if flag in flags:
-            yield f"--{flag}: no family of models here has it, and it is not in the price"
+    for said in _other_graphs(flags):
+        yield f"{said}: no family of models here has it, and it is not in the price"
+
+
+def _other_graphs(flags: dict[str, str]) -> Iterator[str]:
+    """What the flags say of graphs that no family here has."""
+    yield from (f"--{flag}" for flag in OTHER_GRAPHS if flag in flags)
+    if flags.get(BESIDE_EXPERTS) == "residual":
+        yield f"--{BESIDE_EXPERTS} residual"
 
 
 DROPOUT = ("hidden-dropout", "attention-dropout")
@@ -428,7 +464,7 @@ NO_EFFECT = re.compile(
     |tensorboard|wandb|exit|distributed-(backend|timeout)|init-method|num-workers|no-(load|save)|master|node|rdzv|tee
     |start-weight|end-weight|use-(mcore|flash|checkpoint)|mock-data|dataloader|legacy|ckpt|dist-ckpt|async-save
     |make-vocab|timing|no-create|override|use-cpu-init|standalone|manual-gc|max-restarts|hidden-dropout
-    |attention-dropout|moe-(aux|z)-loss|moe-router-load|moe-token-drop|fp8-format|fp4-format|lora
+    |attention-dropout|moe-(aux|z)-loss|moe-loss|moe-(eval|min)-capacity|create-moe|moe-router-load|moe-token-drop|fp8-format|fp4-format|lora
     |attention-softmax-in-fp32|accumulate-allreduce-grads-in-fp32|no-masked|no-position|ddp)[\w-]*|--optimizer"""
     + "".join(f"|--{flag}" for flag in OTHER_GRAPHS),
     re.VERBOSE,
@@ -446,12 +482,12 @@ READ = (
     *FRACTIONS,
     *SWITCHES,
     *("normalization", "position-embedding-type", "use-rope-scaling", "rope-scaling-factor", "add-qkv-bias"),
-    *("moe-ffn-hidden-size", "moe-shared-expert-gate", "moe-expert-capacity-factor", "moe-token-dispatcher-type"),
+    *("moe-ffn-hidden-size", "moe-shared-expert-gate", CAPACITY, "moe-token-dispatcher-type"),
     *("recompute-activations", "recompute-granularity", "recompute-modules", "recompute-method"),
     *("recompute-num-layers", "attention-backend", "cp-comm-type", "bf16", "fp16", "sequence-parallel"),
     *("use-megatron-fsdp", SHARDING_FLAG, TORCH_FSDP, TORCH_FSDP_ZERO_2, "use-tp-pp-dp-mapping"),
     *(EXPERT_RANKS, INSTANCES, "use-distributed-optimizer", *STAGE_FLAGS),
-    *(DEEPSPEED_ZERO, DEEPSPEED_RECOMPUTE, LATENT, FREQUENCY, WINDOW, DEEPSPEED_INTERVAL, CUT_EXPERTS),
+    *(DEEPSPEED_ZERO, DEEPSPEED_RECOMPUTE, LATENT, FREQUENCY, WINDOW, *OF_ITS_EXPERTS, CUT_EXPERTS),
     *("nproc-per-node", GROUPED, WIDE_ENDS, *WIDE_BLOCKS.values()),
     *("mtp-num-layers", "mtp-loss-scaling-factor"),
 )
@@ -459,7 +495,7 @@ READ = (
 MOST_FLAGS = ("num-layers", "hidden-size", "num-attention-heads")
 ANYBODYS = (
     *("bf16", "fp16", "nnodes", "nproc-per-node", "vocab-size", "attention-backend", "seq-length"),
-    *("micro-batch-size", "global-batch-size", "context-parallel-size", "num-experts", *MOST_FLAGS),
+    *("micro-batch-size", "global-batch-size", "context-parallel-size", EXPERTS, *MOST_FLAGS),
     *(DEEPSPEED_KEYS, DEEPSPEED_TOPK),
 )
 """Those that scripts of other frameworks have too, if not all of MOST_FLAGS."""
@@ -467,7 +503,7 @@ ANYBODYS = (
 
 def _expert_ranks(flags: dict[str, str], tp: int) -> int | None:
     """How many ranks cut an expert; None for a model without experts, and where it is as many as cut the rest."""
-    if EXPERT_RANKS not in flags or not flags.keys() & {"num-experts", SPREAD}:
+    if EXPERT_RANKS not in flags or not flags.keys() & {EXPERTS, SPREAD}:
         return None
     etp = whole_number(f"--{EXPERT_RANKS}", flags[EXPERT_RANKS])
     return None if etp == tp else etp

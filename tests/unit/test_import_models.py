@@ -293,6 +293,44 @@ def test_megatron_deepspeeds_experts_are_read() -> None:
     )
 
 
+def test_unlike_numbers_of_experts_of_megatron_deepspeed() -> None:
+    counts = "64 64 128"
+    for text in (f"--num-experts {counts}", f"EP_SIZE='{counts}'\n--num-experts ${{EP_SIZE}}"):
+        with pytest.raises(AutoshardError) as error:
+            imported(f"{text} --zero-stage 1", "train.sh", model="mixtral-8x7b")
+        assert str(error.value) == (
+            f"train.sh: --num-experts {counts}: blocks with unlike numbers of experts, which no model here has"
+        )
+    plan = imported(
+        "--num-experts 8 8 --topk 2 --expert-interval 1 --zero-stage 1", "train.sh", model="mixtral-8x7b", nodes=4
+    )
+    assert (plan.model.num_local_experts, plan.strategy.ep) == (8, 1)
+    dense = "--num-experts 1 --moe-expert-parallel-size 1 --mlp-type standard --zero-stage 1"
+    assert imported(f"{dense} --topk 1", "train.sh", model="llama3-8b", nodes=4).model.num_local_experts == 0
+    with pytest.raises(AutoshardError) as error:
+        imported(
+            f"--num-layers 2 --hidden-size 64 --num-attention-heads 8 {dense[16:]} --num-experts 4 "
+            "--expert-interval 1 --mlp-type residual",
+            "train.sh",
+        )
+    assert str(error.value).startswith("train.sh has --mlp-type residual, and no model is made of sizes with it;")
+
+
+@pytest.mark.parametrize(
+    ("flags", "factor"), [("", 1.0), ("--moe-train-capacity-factor 1.5", 1.5), ("--disable-moe-token-dropping", None)]
+)
+def test_the_capacity_of_megatron_deepspeeds_experts(flags: str, factor: float | None) -> None:
+    """It is 1 without a flag."""
+    eval_only = "--moe-eval-capacity-factor 2.0 --moe-min-capacity 4 --moe-loss-coeff 0.1"
+    Path("train.sh").write_text(f"--num-experts 8 --topk 2 --expert-interval 1 {eval_only} {flags} {DROPS_NOTHING}")
+    found = read_written("train.sh", {"model": "mixtral-8x7b", "instance": "h100-80gb", "nodes": 1})
+    assert found.problem.training.expert_capacity_factor == (factor or 1.0)
+    assert [warning.split(":")[0] for warning in found.warnings] == (
+        [] if factor else ["experts without a capacity factor (dropless)"]
+    )
+    assert found.not_priced == ()
+
+
 def test_a_graph_that_no_model_is_made_of_needs_the_name_of_its_model() -> None:
     sizes = (
         "--num-layers 61 --hidden-size 7168 --num-attention-heads 128 --ffn-hidden-size 18432 --vocab-size 129280 "
