@@ -29,6 +29,8 @@ DEEPSPEED_EXPERTS = {DEEPSPEED_TOPK: "1", DEEPSPEED_INTERVAL: "2"}
 """What Megatron-DeepSpeed takes without these flags [Megatron-DeepSpeed megatron/arguments.py]."""
 CUT_EXPERTS = "enable-expert-tensor-parallelism"
 """Of Megatron-DeepSpeed: tp cuts experts too, which it keeps whole without."""
+DEEPSPEED_SEQUENCE = "ds-sequence-parallel-size"
+"""Of Megatron-DeepSpeed: ranks that share each sequence by all-to-all, which is Ulysses, and shards with dp."""
 EXPERTS, CAPACITY = "num-experts", "moe-expert-capacity-factor"
 DEEPSPEED_CAPACITY, DEEPSPEED_DROPLESS = "moe-train-capacity-factor", "disable-moe-token-dropping"
 DEEPSPEED_USUAL_CAPACITY = "1.0"
@@ -41,6 +43,7 @@ NUMBERS = {
     "tensor-model-parallel-size": "tp",
     "pipeline-model-parallel-size": "pp",
     "context-parallel-size": "cp",
+    DEEPSPEED_SEQUENCE: "cp",
     SPREAD: "ep",
     DEEPSPEED_SPREAD: "ep",
     "micro-batch-size": "micro_batch",
@@ -517,6 +520,8 @@ def _is_spread(options: dict[str, Any], etp: int) -> bool:
 
 
 def _context_parallel(flags: dict[str, str]) -> str:
+    if DEEPSPEED_SEQUENCE in flags:
+        return CONTEXT_PARALLEL["a2a"]
     kind, *others = dict.fromkeys(flags.get("cp-comm-type", "p2p").split() or [""])
     if others:
         raise AutoshardError(f"--cp-comm-type has {kind[:40]} and {others[0][:40]}: here all layers have the same")

@@ -160,6 +160,11 @@ def test_megatron_deepspeed() -> None:
         script("--zero-stage 4")
 
 
+def test_ranks_that_share_sequences_in_megatron_deepspeed() -> None:
+    found = script("--ds-sequence-parallel-size 4 --zero-stage 1 --bf16")
+    assert (found.options["cp"], found.options["context_parallel"], found.left_out) == (4, "ulysses", ())
+
+
 def test_key_value_heads_of_megatron_deepspeed() -> None:
     sizes = "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --swiglu"
     found = script(f"{sizes} --num-key-value-heads 8")
