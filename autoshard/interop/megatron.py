@@ -10,7 +10,7 @@ from typing import Any
 from autoshard.errors import AutoshardError
 from autoshard.graph.recompute import ATTENTION_UP, FULL_RECOMPUTE, NO_RECOMPUTE, SELECTED, SELECTIVE, canonical
 from autoshard.interop.megatron_script import files_read, read_script
-from autoshard.interop.megatron_stages import STAGE_FLAGS, uneven_stages, virtual_stages
+from autoshard.interop.megatron_stages import LAYOUT, STAGE_FLAGS, layout_warning, uneven_stages, virtual_stages
 from autoshard.interop.written_layout import WrittenLayout, number, whole_number
 from autoshard.interop.written_model import WrittenModel, guessed_vocabulary
 from autoshard.layout.mesh import tensor_ranks_apart
@@ -425,6 +425,8 @@ def _conditional_warnings(flags: dict[str, str], conditional: tuple[str, ...]) -
 
 def _warnings(flags: dict[str, str], options: dict[str, Any]) -> Iterator[str]:
     """Sentences about arguments that change a step and are not in the price."""
+    if LAYOUT in flags and (apart := layout_warning(flags[LAYOUT])):
+        yield apart
     for flag in flags:
         if ("lora" in flag and flag not in SIZES) or flag == "peft-scheme":
             yield f"--{flag}: priced as training of all weights; LoRA freezes most of them"

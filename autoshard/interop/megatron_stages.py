@@ -90,9 +90,29 @@ def _counted_words(flags: Mapping[str, str], layers: int) -> str:
 
 
 def layout_layers(layout: str) -> tuple[int, ...]:
-    """Blocks of each stage in Megatron's notation: 'Et*3|(t|)*2t*4L' is 3, 1, 1, 4."""
+    """Blocks of each stage in Megatron's notation: 'Et*3|(t|)*2t*4L' is 3, 1, 1, 4. The first and the last stage may
+    have none: the embedding, or the loss and the module for multi-token prediction, alone."""
+    stages = _written_stages(layout)
+    if not (stages[0].startswith("E") and stages[-1].endswith("L")):
+        raise AutoshardError(f"--{LAYOUT} is {layout[:60]!r}; it must begin with E, the embedding, and end with L")
+    for index, stage in enumerate(stages[1:-1], 1):
+        if "t" not in stage:
+            has = f"holds {stage} and no block" if stage else "holds nothing"
+            raise AutoshardError(f"--{LAYOUT}: stage {index} {has}; here only the first and the last may have no block")
+    return tuple(stage.count("t") for stage in stages)
+
+
+def layout_warning(layout: str) -> str | None:
+    """A sentence on a module for multi-token prediction that is not on the last stage; None without one."""
+    at = next((index for index, stage in enumerate(_written_stages(layout)[:-1]) if "m" in stage), None)
+    told = "priced on the last stage, with the head and the loss"
+    return None if at is None else f"--{LAYOUT} has the module for multi-token prediction on stage {at}; {told}"
+
+
+def _written_stages(layout: str) -> list[str]:
+    """The letters of each stage. Raises AutoshardError for a text that is no layout."""
     text = re.sub(r"\(([^()]*)\)\*(\d{1,3})", lambda found: found[1] * int(found[2]), layout[:500].replace(",", ""))
-    text = re.sub(r"([EtmL])\*(\d{1,3})", lambda found: found[1] * int(found[2]), text[:5000])
+    text = re.sub(r"([EtmL|])\*(\d{1,3})", lambda found: found[1] * int(found[2]), text[:5000])
     if len(layout) > 500 or not re.fullmatch(r"[EtmL|]+", text):
-        raise AutoshardError(f"--pipeline-model-parallel-layout is {layout[:60]!r}; one reads Et*3|t*4|t*4|t*3L")
-    return tuple(stage.count("t") for stage in text.split("|"))
+        raise AutoshardError(f"--{LAYOUT} is {layout[:60]!r}; one reads Et*3|t*4|t*4|t*3L")
+    return text.split("|")

@@ -89,3 +89,35 @@ def test_a_plan_says_what_may_matter_to_its_price() -> None:
     Path("train.sh").write_text(f"{DEGREES} --num-layers 80 {flags}")
     plan = autoshard.import_plan("train.sh", **GIVEN).plan
     assert "not in the price: --optimizer-cpu-offload, --grad-reduce-in-bf16, --rampup-batch-size" in plan.notes
+
+
+@pytest.mark.parametrize(
+    ("layout", "stages"),
+    [
+        ("E|t*40|t*40|L", (0, 40, 40, 0)),
+        ("Et*27|t*27|t*26|mL", (27, 27, 26, 0)),
+    ],
+)
+def test_ends_without_blocks(layout: str, stages: tuple[int, ...]) -> None:
+    found = megatron(f"--num-layers 80 --pipeline-model-parallel-layout '{layout}'")
+    assert (found.strategy.stage_layers, found.warnings) == (stages, ())
+
+
+@pytest.mark.parametrize(
+    ("layout", "text"),
+    [
+        ("Et*40|t*40|m|L", ": stage 2 holds m and no block; here only the first and the last may have no block"),
+        ("Et*40||t*20|t*20L", ": stage 1 holds nothing; here only the first and the last may have no block"),
+        ("Et*20|t*20|t*20|t*20", " is 'Et*20|t*20|t*20|t*20'; it must begin with E, the embedding, and end with L"),
+    ],
+)
+def test_layouts_that_are_refused(layout: str, text: str) -> None:
+    with pytest.raises(AutoshardError) as error:
+        megatron(f"--num-layers 80 --pipeline-model-parallel-layout '{layout}'")
+    assert str(error.value) == f"train.sh: --pipeline-model-parallel-layout{text}"
+
+
+def test_a_prediction_module_before_the_last_stage_is_told() -> None:
+    found = megatron("--num-layers 80 --pipeline-model-parallel-layout 'Et*27|t*27|t*26m|L'")
+    told = "--pipeline-model-parallel-layout has the module for multi-token prediction on stage 2"
+    assert found.warnings == (f"{told}; priced on the last stage, with the head and the loss",)
