@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from math import gcd
+from math import gcd, prod
 from typing import Any
 
 from autoshard.backends.torch import TORCH
@@ -145,7 +145,9 @@ def torchtitan_layout(data: Mapping[str, Any]) -> WrittenLayout:
     if fields["zero"] and copies > 1:
         fields["dp_replicate"] = copies
     if (shards := parallelism.get(SHARDS, -1)) != -1:
-        options["dp"] = copies * whole_number(f"parallelism.{SHARDS}", shards)
+        shards = whole_number(f"parallelism.{SHARDS}", shards)
+        _check_experts(options, shards, cut=parallelism.get(EXPERT_RANKS, 1) != 1)
+        options["dp"] = copies * shards
     if batch != -1:
         options["global_batch"] = whole_number("training.global_batch_size", batch)
     if batch == -1 or options["pp"] > 1:
@@ -251,6 +253,15 @@ def _expert_ranks(parallelism: Mapping[str, Any], options: Mapping[str, Any]) ->
     etp = tp // gcd(ep // options["cp"], tp)
     said = f"parallelism.{DEGREES['ep']}={ep}: torchtitan keeps experts whole"
     return None if etp == tp else etp, None if etp == 1 else f"{said}; priced with each cut over {etp} ranks of tp={tp}"
+
+
+def _check_experts(options: Mapping[str, Any], shards: int, cut: bool) -> None:
+    """Raise AutoshardError where experts do not lie within the ranks that share shards, as torchtitan wants
+    [torchtitan distributed/parallel_dims.py]; its copies of the model each have all. cut: whether tp cuts experts."""
+    degrees = {SHARDS: shards, DEGREES["cp"]: options["cp"], **({} if cut else {DEGREES["tp"]: options["tp"]})}
+    if prod(degrees.values()) % options["ep"]:
+        within = " x ".join(f"{key}={degree}" for key, degree in degrees.items())
+        raise AutoshardError(f"parallelism.{DEGREES['ep']}={options['ep']} must divide {within}")
 
 
 def _flavor(name: str, flavor: str) -> WrittenModel:

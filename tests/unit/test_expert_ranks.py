@@ -240,6 +240,23 @@ def test_whole_experts_on_fewer_ranks_than_tp_has_are_said_to_be_priced_in_parts
     assert warnings("expert_parallel_degree = 4\nexpert_tensor_parallel_degree = 8\n") == ()
 
 
+def test_torchtitans_experts_lie_within_the_ranks_that_share_shards() -> None:
+    """One rank to shard over leaves those of tp, with nothing sharded; copies of the model share no experts."""
+
+    def read(more: str) -> tuple[int, int]:
+        text = f"[parallelism]\ndata_parallel_replicate_degree = 8\ntensor_parallel_degree = 2\n{more}"
+        found = torchtitan_layout(parse_toml(text, "it"))
+        return found.options["ep"], found.fields["zero"]
+
+    assert read("expert_parallel_degree = 2\ndata_parallel_shard_degree = 1\n") == (2, 0)
+    assert read("expert_parallel_degree = 8\ndata_parallel_shard_degree = 4\n") == (8, 3)
+    shards, cp, tp = "data_parallel_shard_degree=1", "context_parallel_degree=1", "tensor_parallel_degree=2"
+    for more, within in (("", f"{shards} x {cp} x {tp}"), ("expert_tensor_parallel_degree = 2\n", f"{shards} x {cp}")):
+        with pytest.raises(AutoshardError) as error:
+            read(f"expert_parallel_degree = 4\ndata_parallel_shard_degree = 1\n{more}")
+        assert str(error.value) == f"parallelism.expert_parallel_degree=4 must divide {within}"
+
+
 def test_torchtitan_cuts_experts_over_all_or_none() -> None:
     text = "[parallelism]\ntensor_parallel_degree = 4\nexpert_parallel_degree = 8\nexpert_tensor_parallel_degree = 2\n"
     message = r"^parallelism.expert_tensor_parallel_degree=2 must be 1 or tensor_parallel_degree=4$"
