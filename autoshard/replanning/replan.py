@@ -13,7 +13,7 @@ from autoshard.layout.sharding import OperatorChoices
 from autoshard.layout.strategy import Strategy
 from autoshard.planner.choice import PassedOver, passed_over
 from autoshard.planner.input_notes import TEXT_ALONE, input_notes
-from autoshard.planner.loss_chunks import fitting_in_chunks
+from autoshard.planner.loss_chunks import faster_in_chunks, fitting_in_chunks
 from autoshard.planner.no_answer import NothingFits
 from autoshard.planner.ranking import describe
 from autoshard.planner.search import search
@@ -58,7 +58,8 @@ class Replanned:
 
 def replan(before: Plan, nodes: int) -> Replanned:
     """A plan for the same model, training, kind of node and pins on another number of nodes. Where nothing fits there
-    but with the loss in chunks, the training gets them, which leaves its mathematics alone.
+    but with the loss in chunks, or a faster layout then compiles, the training gets them, which leaves its mathematics
+    alone.
 
     Raises AutoshardError where pins contradict each other or no layout is legal, NoLayoutFits where none fits.
     """
@@ -157,13 +158,20 @@ def _where_before_is_faster(before: Plan, cluster: Cluster, now: Estimate) -> It
 
 
 def _search_in_chunks(before: Plan, cluster: Cluster) -> tuple[Plan, Pins, SearchResult, tuple[str, ...]]:
-    """(plan, pins, result, notes) of `_search`; where nothing fits but with the loss in chunks, the training of the
-    plan has these. Chunks that are there stay: a plan does not tell those that were asked for from those of a
-    search."""
+    """(plan, pins, result, notes) of `_search`; where nothing fits but with the loss in chunks, or a faster layout then
+    compiles, the training of the plan has these. Chunks that are there stay: a plan does not tell those that were asked
+    for from those of a search."""
     chunks = before.training.loss_chunks
     try:
         pins, result, notes = _search(before, cluster)
-        return before, pins, result, (*notes, *((KEPT_CHUNKS.format(chunks=chunks),) if chunks > 1 else ()))
+        if chunks > 1:
+            return before, pins, result, (*notes, KEPT_CHUNKS.format(chunks=chunks))
+        whole = Problem(before.model, before.training, cluster, before.backend)
+        faster = faster_in_chunks(
+            whole, result, lambda chunked: _searched(replace(before, training=chunked.training), cluster, pins)
+        )
+        problem, result, sentences = faster or (whole, result, ())
+        return replace(before, training=problem.training), pins, result, (*notes, *sentences)
     except NothingFits as error:
         if chunks > 1:
             raise

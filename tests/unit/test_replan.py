@@ -232,6 +232,22 @@ def test_what_fits_with_the_loss_in_chunks_alone_gets_them() -> None:
     assert not any("chunks" in note for note in replan(before, 32).plan.notes)
 
 
+def test_what_compiles_with_the_loss_in_chunks_alone_gets_them_where_that_is_faster(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As `plan` does, of a plan that has none. What moves is no matter here, and takes long to count."""
+    monkeypatch.setattr(sys.modules[replan.__module__], "moved", lambda before, after: Moved(1, 0))
+    pins = {"tp": 4, "pp": 1, "recompute": "full"}
+    request = PlanRequest("command-a", "trn2.48xlarge", 4, backend="torch", stack="neuron-compiled", top=0, pins=pins)
+    planned, before = plan_for(request), plan_for(replace(request, nodes=8, loss_chunks=1))
+    assert planned.training.loss_chunks > 1
+    found = replan(before, 4)
+    assert found.plan.training == planned.training
+    assert found.searched.strategy == planned.strategy
+    told = f"loss in {planned.training.loss_chunks} chunks: "
+    assert found.plan.notes[0].startswith(told) and "expected to compile takes" in found.plan.notes[0]
+
+
 def test_what_the_plans_pins_forbid_says_how_to_lose_one(small: Plan) -> None:
     pinned = edited(small, ["strategy.pp=4", "strategy.dp=4", "strategy.stage_layers=[8, 8, 8, 8]"]).plan
     pinned = edited(pinned, ["inputs.pins.cp=1", "inputs.pins.ep=1", "inputs.pins.num_virtual_stages=1"]).plan
