@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 
 from autoshard.calibration.calibration import leaf_entry, leaves
+from autoshard.calibration.results import instance_fit
 from autoshard.calibration.results.fit_file import hardware_content
 from autoshard.calibration.results.gpu_files import said_by
 from autoshard.calibration.results.gpu_rows import gpu_case
-from autoshard.calibration.results.instance_fit import Problem, fit, own_constants
+from autoshard.calibration.results.instance_fit import OWN_NOISE, Problem, fit, fit_instance, own_constants
 from autoshard.calibration.results.instance_rows import COLUMNS, STACK_NAMES, instance_case
 from autoshard.calibration.results.machine import hardware
 from autoshard.calibration.results.pages import evidence_line
@@ -25,7 +26,7 @@ from autoshard.calibration.results.stack_fit import estimates
 from autoshard.calibration.results.usable import read_results
 from autoshard.cli import main
 from autoshard.commands.calibrate import DESCRIPTION
-from autoshard.cost.estimate import estimate
+from autoshard.cost.estimate import estimate, step_time_s
 from autoshard.errors import AutoshardError
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.evidence import Evidence
@@ -276,6 +277,28 @@ def test_a_fast_release_is_fitted_where_a_share_reaches_the_peak(tmp_path: Path)
     assert calibration["fits"][0]["mean_error"] == pytest.approx(mean(errors_with(file, quick)), abs=1e-3)
 
 
+def test_runs_of_one_layout_are_priced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each group that is left out prices its own rows alone: no price is asked for twice."""
+    content = hardware_content(FOLDER / f"{TRN1}.json")
+    found, counts = {}, []
+    for each in (1, 20):
+        cases = [instance_case(row) for row in rows() for _ in range(each)]
+        asked: list[float] = []
+
+        def counted(*problem: object, asked: list[float] = asked, **more: object) -> float:
+            asked.append(step_time_s(*problem, **more))  # type: ignore[arg-type]
+            return asked[-1]
+
+        monkeypatch.setattr(instance_fit, "step_time_s", counted)
+        fitted = fit_instance(cases, own_constants(content), content, OWN_NOISE)
+        monkeypatch.undo()
+        counts.append(len(asked))
+        assert fitted.left_out_s is not None
+        found[each] = fitted.predicted_s[::each], fitted.left_out_s[::each]
+    assert counts[0] == counts[1]
+    assert np.allclose(found[1], found[20], rtol=1e-9)
+
+
 def test_a_run_that_something_slowed_down_does_not_pull(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One of a model's three runs took three times as long: the constants stay, and the page shows it."""
     file, table = tmp_path / "my.json", rows()
@@ -448,6 +471,14 @@ WRONG: tuple[tuple[list[dict[str, str]], list[str], str], ...] = (
     ),
     ([ROW], ["--device", "cpu"], "--device is of measuring this machine, which --results and --collectives do not"),
     ([ROW], ["--details", "d"], "--details needs a folder as -o"),
+    (
+        [ROW] * 3001,
+        [],
+        (
+            "{csv} has 3,001 rows, and 3,000 is the most; one row for each layout, with the median of its times, says "
+            "as much as a row for each run"
+        ),
+    ),
 )
 
 

@@ -6,6 +6,7 @@ and layouts add is fitted besides (effects.py); of one's own each group counts a
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import exp, inf, log
@@ -115,6 +116,9 @@ class Problem:
         self.cases, self.constants, self.noise, self.effects = list(cases), constants, noise, effects
         self.now = {leaf: float(leaf_entry(content["calibration"], leaf)["value"]) for leaf in constants}
         self.groups = [case.group for case in cases]
+        questions: dict[object, int] = {}
+        self.question = np.array([questions.setdefault(self._asked(case), len(questions)) for case in cases])
+        self.measured_logs = np.array([log(case.time_s) for case in cases])
         self.columns = np.zeros((len(self.cases), 0)) if effects is None else effects.columns
         beside = np.zeros(0) if effects is None else effects.spread
         self.prior = Prior(
@@ -133,23 +137,33 @@ class Problem:
         cluster = altered(cluster, self.now, self.values(np.minimum(logs, self.prior.tops)))
         return step_time_s(case.model, case.training, cluster, case.strategy, case.software)
 
-    def all_predicted_s(self, logs: np.ndarray) -> list[float]:
-        """Seconds of every case under its own release and stack."""
+    def _asked(self, case: InstanceCase) -> object:
+        """All of a case that its predicted seconds depend on."""
+        cluster = case.cluster if self.effects is None else case.alike
+        return case.model, case.training, cluster, case.strategy, case.software
+
+    def _each_predicted_s(self, logs: np.ndarray, wanted: Sequence[int]) -> list[float]:
+        """`predicted_s` of the cases with these indices; those that ask the same question are priced once."""
+        known: dict[int, float] = {}
+        for index in wanted:
+            if (question := int(self.question[index])) not in known:
+                known[question] = self.predicted_s(self.cases[index], logs)
+        return [known[int(self.question[index])] for index in wanted]
+
+    def all_predicted_s(self, logs: np.ndarray, wanted: Sequence[int] | None = None) -> list[float]:
+        """Seconds of every case, or of those with the wanted indices, under its own release and stack."""
         columns = self.columns if self.effects is None else self.effects.shared()
         beside = np.exp(columns @ logs[len(self.constants) :])
-        return [self.predicted_s(case, logs) * float(one) for case, one in zip(self.cases, beside, strict=True)]
+        wanted = range(len(self.cases)) if wanted is None else wanted
+        return [
+            time_s * float(beside[index])
+            for index, time_s in zip(wanted, self._each_predicted_s(logs, wanted), strict=True)
+        ]
 
     def residuals(self, logs: np.ndarray) -> np.ndarray:
-        """log(predicted / measured) of each case, [m]. Cases that ask the same question are priced once."""
-        known: dict[object, float] = {}
-        found = []
-        for case in self.cases:
-            cluster = case.cluster if self.effects is None else case.alike
-            asked = (case.model, case.training, cluster, case.strategy, case.software)
-            if asked not in known:
-                known[asked] = log(self.predicted_s(case, logs))
-            found.append(known[asked] - log(case.time_s))
-        together: np.ndarray = np.array(found) + self.columns @ logs[len(self.constants) :]
+        """log(predicted / measured) of each case, [m]."""
+        predicted = np.array([log(one) for one in self._each_predicted_s(logs, range(len(self.cases)))])
+        together: np.ndarray = predicted - self.measured_logs + self.columns @ logs[len(self.constants) :]
         return together
 
     def slope(self, logs: np.ndarray, now: np.ndarray) -> np.ndarray:
@@ -168,7 +182,8 @@ class Problem:
         """
         weights = rows / ROW_SPREAD**2
         if self.effects is None:
-            alone = np.array([1 / self.groups.count(group) for group in self.groups])
+            sizes = Counter(self.groups)
+            alone = np.array([1 / sizes[group] for group in self.groups])
             weights = alone * rows * by_size(now, self.noise) / self.noise
         return stepped(at, now, slope, weights, self.prior, limit=0.5)
 
@@ -199,12 +214,17 @@ def fit(problem: Problem, rows: np.ndarray | None = None) -> np.ndarray:
 def left_out_predictions(problem: Problem, at: np.ndarray, used: np.ndarray | None = None) -> list[float]:
     """Seconds of each case with constants fitted to all other groups, linearised at `at`. used: as rows of `fit`."""
     now = problem.residuals(at)
-    slope, found = problem.slope(at, now), {}
-    for group in dict.fromkeys(problem.groups):
-        rows = np.array([float(one != group) for one in problem.groups]) * (1.0 if used is None else used)
-        found[group] = problem.solve(at, now, slope, rows) if rows.any() else at
-    without = {group: problem.all_predicted_s(logs) for group, logs in found.items()}
-    return [without[case.group][index] for index, case in enumerate(problem.cases)]
+    slope, found = problem.slope(at, now), [0.0] * len(problem.cases)
+    members: dict[str, list[int]] = {}
+    for index, group in enumerate(problem.groups):
+        members.setdefault(group, []).append(index)
+    for indices in members.values():
+        rows = np.ones(len(problem.cases)) if used is None else np.array(used, dtype=float)
+        rows[indices] = 0.0
+        logs = problem.solve(at, now, slope, rows) if rows.any() else at
+        for index, time_s in zip(indices, problem.all_predicted_s(logs, indices), strict=True):
+            found[index] = time_s
+    return found
 
 
 def fit_instance(

@@ -24,6 +24,8 @@ AnyCase = TypeVar("AnyCase")
 MOST_MFU = 4.0
 """The largest share of the peak in half precision that a row may claim: products of four bits reach four times that
 peak."""
+MOST_ROWS = 3_000
+"""Rows of a file: each takes some 15 ms to read and as much again to fit; the largest published file has 2,289."""
 MOST_SLOWER = 100.0
 """Times the predicted step that a row may claim: published outliers are several times slower than their repeats, a time
 in milliseconds a thousand times."""
@@ -106,7 +108,11 @@ def read_results(
 
 
 def _some_rows(path: Path) -> dict[int, Row]:
-    if rows := read_lines(path):
+    rows = read_lines(path)
+    if len(rows) > MOST_ROWS:
+        instead = "one row for each layout, with the median of its times, says as much as a row for each run"
+        raise AutoshardError(f"{path} has {len(rows):,} rows, and {MOST_ROWS:,} is the most; {instead}")
+    if rows:
         return rows
     raise AutoshardError(f"{path} has no rows below its first line, which names the columns")
 
