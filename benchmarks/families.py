@@ -79,6 +79,7 @@ MODELS: dict[str, tuple[str, str, int]] = {
     "hy_v3": ("hy3-295b-a21b", "trn2.48xlarge", 32),
     "mistral4": ("mistral-small-4-119b-a6.5b", "trn2.48xlarge", 16),
     "youtu": ("youtu-llm-2b", "trn2.48xlarge", 1),
+    "minicpm3": ("minicpm3-4b", "trn2.48xlarge", 1),
     "cwm": ("cwm-32b", "trn2.48xlarge", 8),
     "hunyuan_v1_dense": ("hunyuan-7b", "trn2.48xlarge", 2),
     "hunyuan_v1_moe": ("hunyuan-a13b", "trn2.48xlarge", 8),

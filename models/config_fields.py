@@ -163,15 +163,21 @@ def head_dim(config: Config, size_key: str, heads_key: str, default: int | None 
 
 def shared_out(config: Config, size_key: str, heads_key: str) -> int:
     """The hidden size shared out over the heads: the head_dim of families without the key, which may say the same."""
+    width = divided(config, size_key, heads_key)
+    if config.value("head_dim", width) != width:
+        even = f"{size_key} / {heads_key}={width} is"
+        raise AutoshardError(f"head_dim={show(config.value('head_dim'))} of {config.name} is not supported; {even}")
+    return width
+
+
+def divided(config: Config, size_key: str, heads_key: str) -> int:
+    """The hidden size over the heads, which must divide it."""
     size, heads = config.integer(size_key), config.integer(heads_key, at_most=MOST_REPEATED)
     if size % heads:
         fitting = ", ".join([str(count) for count in range(1, 2 * heads) if size % count == 0][-4:])
         raise AutoshardError(
             f"{heads_key}={heads} must divide {size_key}={size} of {config.name}; near it fit: {fitting}"
         )
-    if config.value("head_dim", size // heads) != size // heads:
-        even = f"{size_key} / {heads_key}={size // heads} is"
-        raise AutoshardError(f"head_dim={show(config.value('head_dim'))} of {config.name} is not supported; {even}")
     return size // heads
 
 

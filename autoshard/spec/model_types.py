@@ -248,6 +248,7 @@ _BUILT_IN = {
     "exaone_moe": Family("exaone_moe", experts=_SHARED, counts_shared_experts=True, qk_norm=EACH_HEAD),
     "mistral4": Family("mistral4", experts=_SHARED, counts_shared_experts=True, needs=_LATENT),
     "youtu": Family("youtu", needs=_LATENT),
+    "minicpm3": Family("youtu", needs=_LATENT),
     "cwm": Family("llama"),
     "helium": Family("llama", has_output_bias=False, turns_neighbours=True),
     "kolibri1": Family("kolibri1", experts=_SHARED, qk_norm=EACH_HEAD),

@@ -793,6 +793,20 @@ MODELS["youtu"] = replace(
     tie_word_embeddings=True,
     latent_attention=MODELS["deepseek v3"].latent_attention,
 )
+MODELS["minicpm3"] = replace(
+    MODELS["youtu"],
+    model_type="minicpm3",
+    latent_attention=LatentAttention(24, 12, 8, 10, rope_interleave=False),
+    multipliers=Multipliers(12.0, 20**-0.5, 0.7, 4.0),
+)
+# 6 heads: tp=4 pads them
+MODELS["minicpm3 of 6 heads"] = replace(
+    MODELS["minicpm3"],
+    num_attention_heads=6,
+    num_key_value_heads=6,
+    tie_word_embeddings=False,
+    latent_attention=LatentAttention(None, 20, 8, 12, rope_interleave=False),
+)
 MODELS["nemotron h"] = replace(
     MODELS["nemotron"],
     model_type="nemotron_h",

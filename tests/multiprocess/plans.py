@@ -504,6 +504,13 @@ CASES[2] |= {
     ),
     "a.x-k1 pp, uneven, zero bubble": ("a.x-k1", strategy(pp=2, layers=(3, 1), schedule="zero_bubble"), 3),
     "youtu tp": ("youtu", strategy(tp=2, recompute="attention_up+mlp"), 2),
+    "minicpm3 tp": ("minicpm3", strategy(tp=2, recompute="attention_up+mlp"), 2),
+    "minicpm3 zigzag ring, ZeRO-3": (
+        "minicpm3",
+        strategy(cp=2, zero=3, attention="zigzag_ring", recompute="full"),
+        2,
+    ),
+    "minicpm3 pp, uneven, zero bubble": ("minicpm3", strategy(pp=2, layers=(3, 1), schedule="zero_bubble"), 3),
     "afmoe ep over cp, zigzag ring, ZeRO-3": (
         "afmoe",
         strategy(cp=2, ep=2, zero=3, attention="zigzag_ring", recompute="full"),
@@ -638,6 +645,8 @@ CASES[4] |= {
     "exaone moe ep x tp": ("exaone moe", strategy(tp=2, dp=2, ep=2), 2),
     "mistral4 ep x tp": ("mistral4", strategy(tp=2, dp=2, ep=2), 2),
     "youtu tp x pp": ("youtu", strategy(tp=2, pp=2), 3),
+    "minicpm3, padded heads": ("minicpm3 of 6 heads", strategy(tp=4, recompute="attention_up"), 2),
+    "minicpm3 tp x zigzag ring": ("minicpm3", strategy(tp=2, cp=2, attention="zigzag_ring"), 2),
     "afmoe ep x tp": ("afmoe", strategy(tp=2, dp=2, ep=2), 2),
     "afmoe, padded and replicated heads": ("afmoe of 6 heads", strategy(tp=4), 2),
     "apertus, padded": ("apertus, biases", strategy(tp=4), 2),
@@ -1223,6 +1232,7 @@ LATER_FAMILIES = (
         "muse_glimmer_text",
         "muse_spark_text",
         "vaultgemma",
+        "minicpm3",
     ),
 )
 FURTHER = {

@@ -838,6 +838,30 @@ CONFIGS["youtu, no compressed queries"] = {
     "rope_parameters": YARN,
     **NO_TOKENS,
 }
+CONFIGS["minicpm3"] = {
+    **YOUTU,
+    "model_type": "minicpm3",
+    "max_position_embeddings": 64,
+    "dim_model_base": 24,
+    "rope_scaling": {
+        "type": "longrope",
+        "short_factor": [1.0, 1.1, 1.3, 1.6],
+        "long_factor": [1.0, 1.5, 4.0, 9.5],
+        "original_max_position_embeddings": 32,
+    },
+    **NO_TOKENS,
+}
+CONFIGS["minicpm3, no compressed queries, yarn"] = {
+    **YOUTU,
+    "model_type": "minicpm3",
+    "q_lora_rank": None,
+    "v_head_dim": 10,
+    "scale_emb": 3,
+    "scale_depth": None,
+    "tie_word_embeddings": False,
+    "rope_parameters": YARN,
+    **NO_TOKENS,
+}
 CONFIGS["internlm3"] = {
     **{key: value for key, value in SMALL.items() if key != "num_key_value_heads"},
     "model_type": "internlm3",

@@ -814,6 +814,34 @@ STEP_WINDOWS = {"layer_types": ["full_attention", *["sliding_attention"] * 3], "
             "topk_method='greedy' of m is not supported; noaux_tc is",
         ),
         ("youtu", {"attention_bias": True}, "attention_bias=True of m is not supported; False is"),
+        (
+            "youtu",
+            {"scale_emb": 12},
+            (
+                "scale_emb=12 of m is not a key of model_type=youtu, which would be another model without it; "
+                "minicpm3 has it"
+            ),
+        ),
+        ("minicpm3", {"attention_bias": True}, "attention_bias=True of m is not supported; False is"),
+        ("minicpm3", {"mlp_bias": True}, "mlp_bias=True of m is not supported; False is"),
+        ("minicpm3", {"rope_interleave": True}, "rope_interleave=True of m is not supported; False is"),
+        ("minicpm3", {"scale_emb": 0}, "scale_emb=0 of m must be a finite number above 0"),
+        ("minicpm3", {"scale_depth": -1.4}, "scale_depth=-1.4 of m must be a finite number above 0"),
+        (
+            "minicpm3",
+            {"dim_model_base": 25.6},
+            "dim_model_base=25.6 of m must be a whole number from 1 to 1,000,000,000",
+        ),
+        (
+            "minicpm3",
+            {"num_attention_heads": 7},
+            "num_attention_heads=7 must divide hidden_size=4096 of m; near it fit: 1, 2, 4, 8",
+        ),
+        (
+            "minicpm3",
+            {"num_key_value_heads": 2},
+            "num_key_value_heads=2 of m must be num_attention_heads=32: latent attention makes keys of every head",
+        ),
         ("solar_open", {"first_k_dense_replace": 1}, "first_k_dense_replace=1 of m is not supported; 0 is"),
         ("cohere", {"use_qk_norm": "yes"}, "use_qk_norm='yes' of m must be true or false"),
         ("cohere", {"logit_scale": 0}, "logit_scale=0 of m must be a finite number above 0"),

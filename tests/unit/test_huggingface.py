@@ -438,6 +438,7 @@ def recurrence(model: ModelSpec) -> int:
         ("mimo-v2-flash", 308_778_768_832),
         ("mistral-small-4-119b-a6.5b", 118_972_826_624),
         ("youtu-llm-2b", 1_961_560_064),
+        ("minicpm3-4b", 4_073_875_968),
         ("cwm-32b", 32_581_097_472),
         ("hunyuan-0.5b", 539_010_048),
         ("hunyuan-1.8b", 1_791_080_448),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -572,6 +573,40 @@ def test_what_a_youtu_config_leaves_out() -> None:
     assert (apart.tie_word_embeddings, apart.latent_attention) == (False, LatentAttention(None, 512, 64, 128))
     for one in (model, apart):
         assert from_config(to_config(one), "m") == one
+
+
+def test_what_a_minicpm3_config_leaves_out() -> None:
+    model = read("minicpm3")
+    assert model.latent_attention == LatentAttention(768, 256, 32, 128, rope_interleave=False)
+    assert (model.head_dim, model.tie_word_embeddings, model.rope_theta, model.norm_eps) == (96, True, 1e4, 1e-5)
+    assert model.multipliers == Multipliers(12.0, 96**-0.5, 0.7, 16.0)
+    plain = read("minicpm3", scale_emb=1, scale_depth=None, dim_model_base=None, v_head_dim=48, q_lora_rank=None)
+    assert plain.multipliers == Multipliers(1.0, 96**-0.5, 1.0, 1.0)
+    assert plain.latent_attention == LatentAttention(None, 256, 32, 48, rope_interleave=False)
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512, "mscale_all_dim": 1.0}
+    stretched = read("minicpm3", rope_scaling=yarn, scale_depth=0.3, num_hidden_layers=7, dim_model_base=24)
+    assert stretched.multipliers is not None
+    assert stretched.multipliers.attention_multiplier == pytest.approx((0.1 * math.log(4) + 1) ** 2 / 96**0.5)
+    for one in (model, plain, stretched):
+        assert from_config(to_config(one), "m") == one
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "other"),
+    [
+        ("attention_multiplier", 0.5, 96**-0.5),
+        ("logits_scaling", 4096 / 100.4, 40.96),
+        ("logits_scaling", 10_000.0, 4096.0),
+    ],
+)
+def test_constants_that_no_config_of_minicpm3_has(field: str, value: float, other: float) -> None:
+    model = read("minicpm3")
+    assert model.multipliers is not None
+    with pytest.raises(AutoshardError) as raised:
+        to_config(replace(model, multipliers=replace(model.multipliers, **{field: value})))
+    assert str(raised.value) == (
+        f"{field}={value} of multipliers of m cannot be written as a config of minicpm3; {other} can"
+    )
 
 
 def test_what_a_cwm_config_leaves_out() -> None:
