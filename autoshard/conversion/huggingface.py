@@ -49,6 +49,8 @@ FUSED_DOWN = ".experts.down_proj"
 """The ends of names of tensors with matrices of all experts of a block."""
 OUTER, AROUND = "model.language_model.", "language_model."
 """Starts of names of the text model in checkpoints of models that see images: in place of model., or before it."""
+HEADS = ("lm_head.weight", "embed_out.weight")
+"""Names of the head's table."""
 SHARD_BYTES = 5_000_000_000
 _MAX_INDEX_BYTES = 100_000_000
 _CONSTANTS = re.compile(r".*(rotary_emb\.inv_freq|(attn|attention)\.(masked_)?bias)")
@@ -106,13 +108,13 @@ def huggingface_source(folder: Path, traced: ModelSpec | None = None) -> Source:
     left_out = (*getattr(weights, "LEFT_OUT", ()), *getattr(weights, "left_out", lambda model: ())(model))
     others = tuple(name for start in left_out for name in _names_in_files(start))
     modules = {_module(name) for name in used} if read_other_parts(folder) else None
+    heads = {name for head in HEADS for name in _names_in_files(head)} if model.tie_word_embeddings else set()
     for name in sorted(tensors.keys() - used):
-        if modules is not None and _module(name) not in modules:
-            continue  # of what sees or hears
-        tied = model.tie_word_embeddings and name in ("lm_head.weight", "embed_out.weight")
-        if tied:
+        if name in heads:
             embedding = next(regions[one][0] for one, held in dims.items() if held == ("vocab", "embed"))
             _check_tied(name, embedding, tensors, folder)
+        elif modules is not None and _module(name) not in modules:
+            continue  # of what sees or hears
         elif not name.startswith(others) and not _CONSTANTS.fullmatch(name):
             raise AutoshardError(
                 f"{tensors[name][0]} has tensor {name[:200]}, which the model of {folder / CONFIG} does not have"

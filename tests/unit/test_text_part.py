@@ -266,6 +266,28 @@ def test_a_tensor_that_the_text_model_does_not_have_is_refused(tmp_path: Path) -
         huggingface_source(folder)
 
 
+@pytest.mark.parametrize(
+    ("form", "head"),
+    [
+        ("language_model.{name}", "language_model.lm_head.weight"),
+        ("model.language_model.{rest}", "lm_head.weight"),
+    ],
+)
+def test_a_head_that_is_not_the_embedding_of_a_whole_that_ties_them_is_refused(
+    form: str, head: str, tmp_path: Path
+) -> None:
+    model = replace(MODEL, tie_word_embeddings=True)
+    folder = whole_folder(tmp_path / "whole", model, form)
+    named = {form.format(name=name, rest=name.removeprefix("model.")): it for name, it in weights(model, "F32").items()}
+    table = form.format(name="model.embed_tokens.weight", rest="embed_tokens.weight")
+    write_safetensors(folder / "model.safetensors", {**named, head: named[table]}, "F32")
+    assert open_source(folder).model.tie_word_embeddings
+    write_safetensors(folder / "model.safetensors", {**named, head: named[table] + 1}, "F32")
+    with pytest.raises(AutoshardError) as error:
+        open_source(folder)
+    assert f"{head} is not {table}, and {folder / 'config.json'} ties them" in str(error.value)
+
+
 def test_experts_that_lie_the_other_way_round_are_read(tmp_path: Path) -> None:
     """As Qwen publishes Qwen3-VL's mixtures: experts x columns x rows, where transformers saves them by rows."""
     model = from_config({**TEXT, **MOE, "model_type": "qwen3_moe"}, "m")
