@@ -12,6 +12,8 @@ from autoshard.models.families import FAMILIES
 from autoshard.spec.model_types import TRACED
 
 TEXT = "text_config"
+THINKER = "thinker_config"
+"""Key of what reads, sees and hears, in the config of a model that speaks as well."""
 TIED, QUANTIZED = "tie_word_embeddings", "quantization_config"
 """Keys that the whole may say of its text model."""
 LINEAR = "linear_attn_config"
@@ -60,6 +62,10 @@ OF_THE_SAME_FORM: Mapping[str, Form] = {
     "qwen2_5_vl_text": _QWEN2,
     "qwen3_vl_text": Form("qwen3", defaults={"rope_theta": 5e5}),
     "qwen3_vl_moe_text": Form("qwen3_moe", defaults={"rope_theta": 5e5, "norm_topk_prob": True}),
+    "qwen2_5_omni_text": Form(
+        "qwen2", defaults={"num_key_value_heads": 4, "rope_theta": 1e6, "sliding_window": 32_768}
+    ),
+    "qwen3_omni_moe_text": Form("qwen3_moe", defaults={"rope_theta": 1e6, "norm_topk_prob": True}),
     "glm4v_moe_text": Form("glm4_moe", defaults={"attention_bias": True}),
     "gemma4_unified_text": Form("gemma4_text", defaults=_UNIFIED),
     "granite4_vision_text": Form("granite"),
@@ -117,13 +123,24 @@ def check_form(config: Mapping[str, Any], name: str) -> None:
 
 def _inner(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The keys of the text model alone, with the model_type that it has there."""
-    text = config.get(TEXT)
+    thinker = _thinker(config)
+    text = thinker.get(TEXT)
     if isinstance(text, Mapping) and not _is_family(config):
         if not _is_family(text) and _form(text) is None:
             return config
         sizes = SIZES.get(text["model_type"], {})
-        return {**sizes, **text, **_said_beside(config, text)}
+        return {**sizes, **text, **_said_beside(thinker, text)}
     return config
+
+
+def _thinker(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a config says of the part that reads, sees and hears: all of it, but of a model that speaks as well. Tables
+    of such a one are tied where that part says so itself."""
+    thinker = config.get(THINKER)
+    if not isinstance(thinker, Mapping):
+        return config
+    said = {QUANTIZED: config[QUANTIZED]} if config.get(QUANTIZED) is not None else {}
+    return {TIED: False, **thinker, **said}
 
 
 def _said_beside(whole: Mapping[str, Any], text: Mapping[str, Any]) -> dict[str, Any]:
@@ -147,8 +164,9 @@ def other_parts(config: object) -> tuple[str, ...]:
     what is no config."""
     if not isinstance(config, Mapping) or not is_part(config):
         return ()
-    parts = (key for key, value in config.items() if isinstance(value, Mapping) and key.endswith("_config"))
-    return tuple(key for key in parts if key not in (TEXT, QUANTIZED, LINEAR))
+    said = {**_thinker(config), **config}
+    parts = (key for key, value in said.items() if isinstance(value, Mapping) and key.endswith("_config"))
+    return tuple(key for key in parts if key not in (TEXT, THINKER, QUANTIZED, LINEAR))
 
 
 def _is_family(config: Mapping[str, Any]) -> bool:

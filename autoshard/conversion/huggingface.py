@@ -47,8 +47,9 @@ CARRIED = (
 FUSED = ".experts.gate_up_proj"
 FUSED_DOWN = ".experts.down_proj"
 """The ends of names of tensors with matrices of all experts of a block."""
-OUTER, AROUND = "model.language_model.", "language_model."
-"""Starts of names of the text model in checkpoints of models that see images: in place of model., or before it."""
+OUTER, AROUND, THINKER = "model.language_model.", "language_model.", "thinker."
+"""Starts of names of the text model in checkpoints of models that see images: in place of model., or before it; the
+last one before all of what does not speak, of models that speak as well."""
 HEADS = ("lm_head.weight", "embed_out.weight")
 """Names of the head's table."""
 SHARD_BYTES = 5_000_000_000
@@ -272,8 +273,9 @@ def _name_in_file(tensor: str, found: Mapping[str, Any], folder: Path, says: str
 
 def _names_in_files(tensor: str) -> tuple[str, ...]:
     """The names that a tensor may have in files: OpenAI's GPT-2 files leave out the outermost module's name, those of
-    models that see images have one more, or have it around the whole model."""
-    return tensor, tensor.removeprefix("transformer."), OUTER + tensor.removeprefix("model."), AROUND + tensor
+    models that see images have one more, or have it around the whole model, as those of models that speak have."""
+    seeing = OUTER + tensor.removeprefix("model."), AROUND + tensor
+    return tensor, tensor.removeprefix("transformer."), *seeing, THINKER + tensor
 
 
 def _packed_region(

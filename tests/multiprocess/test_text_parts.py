@@ -32,6 +32,16 @@ WHOLES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "qwen2_5_vl": ("qwen2", {"model_type": "qwen2_5_vl_text", "rope_parameters": THREE, **NO_WINDOW}, QWEN),
     "qwen3_vl": ("qwen3", {"model_type": "qwen3_vl_text"}, {**QWEN, "deepstack_visual_indexes": [0]}),
     "qwen3_vl_moe": ("qwen3 moe", {"model_type": "qwen3_vl_moe_text"}, {**QWEN, "deepstack_visual_indexes": [0]}),
+    "qwen2_5_omni_thinker": (
+        "qwen2",
+        {"model_type": "qwen2_5_omni_text", "rope_parameters": THREE, **NO_WINDOW},
+        {**QWEN, "fullatt_block_indexes": [0]},
+    ),
+    "qwen3_omni_moe_thinker": (
+        "qwen3 moe",
+        {"model_type": "qwen3_omni_moe_text"},
+        {**QWEN, "deepstack_visual_indexes": [0]},
+    ),
     "step3p7": ("step", {}, {**SMALL, **PIXELS}),
     "glm5_next": ("glm 5.3", {}, {**QWEN, **PIXELS, "projection_intermediate_size": 16}),
     "minimax_m3_vl": ("minimax m3", {}, {**SMALL, **PIXELS, "temporal_patch_size": 1}),
@@ -40,7 +50,19 @@ WHOLES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "glm4v_moe": ("glm4 moe", {"model_type": "glm4v_moe_text", "rope_parameters": HALF}, QWEN),
 }
 """model_type of the whole -> (the config of CONFIGS that its text model has, what is other in it, what sees)."""
-HEARS = {"muse_spark": {"hidden_sizes": [8, 8, 16, 64], "depths": [1] * 4, "out_hidden_size": 64}}
+QWEN_HEARS = {
+    "d_model": 16,
+    "encoder_layers": 1,
+    "encoder_attention_heads": 2,
+    "encoder_ffn_dim": 16,
+    "output_dim": 64,
+    "num_mel_bins": 16,
+}
+HEARS = {
+    "muse_spark": {"hidden_sizes": [8, 8, 16, 64], "depths": [1] * 4, "out_hidden_size": 64},
+    "qwen2_5_omni_thinker": QWEN_HEARS,
+    "qwen3_omni_moe_thinker": {**QWEN_HEARS, "downsample_hidden_size": 8},
+}
 """What hears, of wholes that do."""
 
 

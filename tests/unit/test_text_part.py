@@ -114,6 +114,11 @@ OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "qwen2_5_vl_text": (QWEN, QWEN2_VL),
     "qwen3_vl_text": (QWEN, {"rope_theta": 5e5}),
     "qwen3_vl_moe_text": ({**QWEN, **MOE}, {"rope_theta": 5e5, "norm_topk_prob": True}),
+    "qwen2_5_omni_text": (
+        {"rope_scaling": QWEN["rope_scaling"]},
+        {"num_key_value_heads": 4, "rope_theta": 1e6, "sliding_window": 32_768},
+    ),
+    "qwen3_omni_moe_text": ({**QWEN, **MOE}, {"rope_theta": 1e6, "norm_topk_prob": True}),
     "glm4v_moe_text": (
         {
             **MOE,
@@ -198,6 +203,23 @@ def test_a_whole_in_one_object_is_read() -> None:
     assert (other_parts(flat), other_parts(nested)) == (("vision_config",), ())
 
 
+def test_of_a_model_that_speaks_the_part_that_reads_is_read() -> None:
+    """Qwen2.5-Omni: thinker_config has the text model, and says whether tables are tied; the class of its text_config
+    says True of itself, which transformers leaves aside."""
+    text = {**QWEN, "model_type": "qwen2_5_omni_text", "tie_word_embeddings": True}
+    thinker = {"model_type": "qwen2_5_omni_thinker", "audio_config": {}, "text_config": text, "vision_config": {}}
+    whole = {"model_type": "qwen2_5_omni", "thinker_config": thinker, "talker_config": {}, "token2wav_config": {}}
+    alone = from_config({**text, "tie_word_embeddings": False}, "m")
+    assert from_config(whole, "m") == from_config({**thinker, "tie_word_embeddings": False}, "m") == alone
+    tied = {**whole, "thinker_config": {**thinker, "tie_word_embeddings": True}}
+    assert from_config(tied, "m") == replace(alone, tie_word_embeddings=True)
+    assert other_parts(whole) == ("audio_config", "vision_config", "talker_config", "token2wav_config")
+    with pytest.raises(AutoshardError, match=r"^quantization_config of m is not supported: "):
+        from_config({**whole, "quantization_config": {"quant_method": "awq"}}, "m")
+    with pytest.raises(AutoshardError, match=r"^model_type='qwen2_5_omni' of m is not supported; the nearest "):
+        from_config({**whole, "thinker_config": {**thinker, "text_config": {**text, "model_type": "other"}}}, "m")
+
+
 def test_glm_5_3_is_read_with_its_text_model_inside_or_in_one_object() -> None:
     (file,) = FOLDER.glob("*/configs/glm-5.3-flash.json")
     text = {**json.loads(file.read_text()), "index_share_for_mtp_iteration": True, "moe_router_dtype": "float32"}
@@ -247,7 +269,7 @@ def whole_folder(folder: Path, model: ModelSpec, form: str) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("form", ["language_model.{name}", "model.language_model.{rest}"])
+@pytest.mark.parametrize("form", ["language_model.{name}", "model.language_model.{rest}", "thinker.{name}"])
 def test_the_checkpoint_of_a_whole_comes_back_as_the_text_model(form: str, tmp_path: Path) -> None:
     plain = huggingface_folder(tmp_path / "plain", MODEL)
     source = open_source(whole_folder(tmp_path / "whole", MODEL, form))
@@ -271,6 +293,7 @@ def test_a_tensor_that_the_text_model_does_not_have_is_refused(tmp_path: Path) -
     [
         ("language_model.{name}", "language_model.lm_head.weight"),
         ("model.language_model.{rest}", "lm_head.weight"),
+        ("thinker.{name}", "thinker.lm_head.weight"),
     ],
 )
 def test_a_head_that_is_not_the_embedding_of_a_whole_that_ties_them_is_refused(
