@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from autoshard.errors import AutoshardError
 from autoshard.files.fields import show
+from autoshard.models.config_fields import Config, shared_out
 from autoshard.models.families import FAMILIES
 from autoshard.spec.model_types import TRACED
 
@@ -26,7 +27,8 @@ class Form(NamedTuple):
     model_type: the one as which it is read. sees: whether it is the text model of one that sees. Text has one position
     where images have three, and transformers then computes the same. defaults: what a key means without it, where that
     is not what it means to the other. named: keys that the other has by another name -> that name; they go before those
-    of that name. alike: flags of which all must say the same.
+    of that name. alike: flags of which all must say the same. only: keys that have one value, whatever a config says.
+    shares_out: whether heads are as wide as the hidden size shared out over them, whatever a config says.
     """
 
     model_type: str
@@ -34,6 +36,8 @@ class Form(NamedTuple):
     defaults: Mapping[str, Any] = {}
     named: Mapping[str, str] = {}
     alike: tuple[str, ...] = ()
+    only: Mapping[str, Any] = {}
+    shares_out: bool = False
 
     def read(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
         """A config of this form as one of the other."""
@@ -66,6 +70,12 @@ OF_THE_SAME_FORM: Mapping[str, Form] = {
         "qwen2", defaults={"num_key_value_heads": 4, "rope_theta": 1e6, "sliding_window": 32_768}
     ),
     "qwen3_omni_moe_text": Form("qwen3_moe", defaults={"rope_theta": 1e6, "norm_topk_prob": True}),
+    "glm4v_text": Form(  # it has a key for neither biases nor the width of heads
+        "glm4",
+        defaults={"rms_norm_eps": 1e-5, "partial_rotary_factor": 1.0, "head_dim": None},
+        only={"attention_bias": True},
+        shares_out=True,
+    ),
     "glm4v_moe_text": Form("glm4_moe", defaults={"attention_bias": True}),
     "gemma4_unified_text": Form("gemma4_text", defaults=_UNIFIED),
     "granite4_vision_text": Form("granite"),
@@ -104,12 +114,17 @@ def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def check_form(config: Mapping[str, Any], name: str) -> None:
-    """Raises AutoshardError where a config that goes by another name has flags that must be alike and are not. name: of
-    the model."""
+    """Raises AutoshardError where a config that goes by another name has flags that must be alike and are not, or a key
+    with another value than the only one. name: of the model."""
     inner = _inner(config)
     form = _form(inner)
     if form is None:
         return
+    for key, known in form.only.items():
+        if inner.get(key) not in (None, known):
+            raise AutoshardError(f"{key}={show(inner[key])} of {name} is not supported; {show(known)} is")
+    if form.shares_out:
+        shared_out(Config(inner, name), "hidden_size", "num_attention_heads")
     read = form.read(inner)
     own = {other: key for key, other in form.named.items() if inner.get(key) is not None}
     for one, other in pairwise(form.alike):

@@ -47,6 +47,16 @@ WHOLES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "minimax_m3_vl": ("minimax m3", {}, {**SMALL, **PIXELS, "temporal_patch_size": 1}),
     "muse_glimmer": ("muse glimmer", {}, {**SMALL, **PIXELS, "intermediate_size": 96}),
     "muse_spark": ("muse spark", {}, {**SMALL, **PIXELS, "intermediate_size": 96}),
+    "glm4v": (
+        "glm4",
+        {"model_type": "glm4v_text", "rope_parameters": THREE, "head_dim": 8},
+        QWEN,
+    ),
+    "glm46v": (
+        "glm4",
+        {"model_type": "glm4v_text", "rope_parameters": HALF, "head_dim": 8},
+        {**QWEN, "model_type": "glm4v_vision"},
+    ),
     "glm4v_moe": ("glm4 moe", {"model_type": "glm4v_moe_text", "rope_parameters": HALF}, QWEN),
 }
 """model_type of the whole -> (the config of CONFIGS that its text model has, what is other in it, what sees)."""

@@ -119,6 +119,10 @@ OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"num_key_value_heads": 4, "rope_theta": 1e6, "sliding_window": 32_768},
     ),
     "qwen3_omni_moe_text": ({**QWEN, **MOE}, {"rope_theta": 1e6, "norm_topk_prob": True}),
+    "glm4v_text": (
+        {"num_key_value_heads": 2},
+        {"rms_norm_eps": 1e-5, "partial_rotary_factor": 1.0, "head_dim": None},
+    ),
     "glm4v_moe_text": (
         {
             **MOE,
@@ -193,6 +197,20 @@ def test_internlm3_with_biases_in_attention_alone_is_refused(flags: dict[str, bo
         with pytest.raises(AutoshardError) as error:
             from_config(config, "m")
         assert str(error.value) == text
+
+
+def test_what_the_class_of_glm_4_1v_fixes() -> None:
+    """transformers' class has biases, and shares the hidden size out over the heads, whatever its config says."""
+    text = {**TEXT, "model_type": "glm4v_text", "num_key_value_heads": 2}
+    model = from_config({"model_type": "glm4v", "text_config": text}, "m")
+    assert (model.model_type, model.attention_bias, model.head_dim, model.norm_eps) == ("glm4", True, 16, 1e-5)
+    for key, value, known in (
+        ("attention_bias", False, "True"),
+        ("head_dim", 32, "hidden_size / num_attention_heads=16"),
+    ):
+        with pytest.raises(AutoshardError) as error:
+            from_config({"model_type": "glm46v", "text_config": {**text, key: value}}, "m")
+        assert str(error.value) == f"{key}={value} of m is not supported; {known} is"
 
 
 def test_a_whole_in_one_object_is_read() -> None:
