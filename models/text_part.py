@@ -48,6 +48,7 @@ class Form(NamedTuple):
 
 _QWEN2 = Form("qwen2", defaults={"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e6})
 _UNIFIED = {"hidden_size_per_layer_input": 0, "sliding_window": 1024, "max_position_embeddings": 262_144}
+_NO_WINDOW = {"use_sliding_window": False}
 OF_THE_SAME_FORM: Mapping[str, Form] = {
     "ministral": Form("mistral", sees=False),  # transformers takes a mistral with layer_types for one
     "iquestcoder": Form(  # transformers builds a Llama of it
@@ -64,12 +65,12 @@ OF_THE_SAME_FORM: Mapping[str, Form] = {
     "qwen2_vl_text": _QWEN2,
     "qwen2_5_vl": _QWEN2,
     "qwen2_5_vl_text": _QWEN2,
-    "qwen3_vl_text": Form("qwen3", defaults={"rope_theta": 5e5}),
-    "qwen3_vl_moe_text": Form("qwen3_moe", defaults={"rope_theta": 5e5, "norm_topk_prob": True}),
+    "qwen3_vl_text": Form("qwen3", defaults={"rope_theta": 5e5}, only=_NO_WINDOW),
+    "qwen3_vl_moe_text": Form("qwen3_moe", defaults={"rope_theta": 5e5, "norm_topk_prob": True}, only=_NO_WINDOW),
     "qwen2_5_omni_text": Form(
         "qwen2", defaults={"num_key_value_heads": 4, "rope_theta": 1e6, "sliding_window": 32_768}
     ),
-    "qwen3_omni_moe_text": Form("qwen3_moe", defaults={"rope_theta": 1e6, "norm_topk_prob": True}),
+    "qwen3_omni_moe_text": Form("qwen3_moe", defaults={"rope_theta": 1e6, "norm_topk_prob": True}, only=_NO_WINDOW),
     "glm4v_text": Form(  # it has a key for neither biases nor the width of heads
         "glm4",
         defaults={"rms_norm_eps": 1e-5, "partial_rotary_factor": 1.0, "head_dim": None},

@@ -199,6 +199,15 @@ def test_internlm3_with_biases_in_attention_alone_is_refused(flags: dict[str, bo
         assert str(error.value) == text
 
 
+@pytest.mark.parametrize("name", ["qwen3_vl_text", "qwen3_vl_moe_text", "qwen3_omni_moe_text"])
+def test_windows_that_the_classes_of_qwen_3_have_not_are_refused(name: str) -> None:
+    config = {**TEXT, **OTHERS[name][0], "model_type": name, "sliding_window": 16}
+    assert from_config({**config, "use_sliding_window": False}, "m").sliding_window is None
+    with pytest.raises(AutoshardError) as error:
+        from_config({**config, "use_sliding_window": True}, "m")
+    assert str(error.value) == "use_sliding_window=True of m is not supported; False is"
+
+
 def test_what_the_class_of_glm_4_1v_fixes() -> None:
     """transformers' class has biases, and shares the hidden size out over the heads, whatever its config says."""
     text = {**TEXT, "model_type": "glm4v_text", "num_key_value_heads": 2}
