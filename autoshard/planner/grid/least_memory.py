@@ -80,7 +80,8 @@ def least_memory(
     at_end = np.maximum(parts.loss - working, 0.0)
     base = problem.cluster.device.reserved_memory_bytes + working
     if pp == 1:
-        whole = counts @ state + first + last + base
+        # where the first block keeps less than others, this was charged to the embedding
+        whole = counts @ state + first + last + base + np.minimum(parts.ends_kept[0], 0.0)
         of_sets = whole[:, None] + np.tensordot(counts, kept, 1) + np.maximum(replayed.min(0), at_end[:, None])
         return Memory(of_sets.min(1), sets_fit=of_sets <= limit_bytes)
     holds = family.holds(m)
