@@ -265,7 +265,36 @@ SETS = ("none", "mlp", "attention_norm+attention+core_attention+mlp_norm", "full
             "b200-180gb",
             12,
             4096,
-            {"tp": 6, "dp": 16, "sequence_parallel": False, "zero": 3, "microbatch_size": 2, "set": "self_attn.q_proj"},
+            {"tp": 6, "dp": 16, "sequence_parallel": False, "zero": 3, "microbatch_size": 2}
+            | {"sets": ("self_attn.q_proj",)},
+        ),
+        # what was gathered for experts too waits for no gradients of weights
+        (
+            "longcat-flash",
+            "gb300-288gb",
+            64,
+            8192,
+            {"tp": 4, "pp": 2, "dp": 8, "cp": 4, "ep": 8, "microbatch_size": 2, "schedule": "zero_bubble"}
+            | {"attention_kernel": "flash", "stage_layers": (13, 15), "sets": ("core_attention",)},
+        ),
+        # each rank of a sequence has its piece of what is added to experts' answers
+        (
+            "gpt-oss-120b",
+            "h200-141gb",
+            16,
+            8192,
+            {"tp": 8, "pp": 2, "cp": 8, "ep": 8, "num_virtual_stages": 18, "schedule": "interleaved", "zero": 0}
+            | {"attention_kernel": "flash", "sets": ("core_attention",)},
+        ),
+        # the first rank has the table, not the last norm too
+        (
+            "granite-3.1-1b-a400m",
+            "gb300-288gb",
+            2,
+            8192,
+            {"pp": 2, "dp": 2, "cp": 2, "ep": 4, "num_virtual_stages": 12, "schedule": "interleaved"}
+            | {"attention_kernel": "flash", "context_parallel": "ring", "microbatch_size": 4, "loss_chunks": 4}
+            | {"sets": ("mlp_norm",)},
         ),
     ],
 )
@@ -273,14 +302,16 @@ def test_no_estimate_of_a_full_size_is_below_a_bound(
     model: str, instance: str, nodes: int, tokens: int, choices: dict[str, Any]
 ) -> None:
     """Each with just the memory that it needs, where another set would take longer, and where its own is pinned."""
-    choices = dict(choices)
-    names = [choices.pop("set")] if "set" in choices else SETS
-    training = TrainingSpec(tokens, 64, load_precision("mixed_precision"))
+    loss_chunks = choices.get("loss_chunks", 1)
+    training = TrainingSpec(tokens, 64, load_precision("mixed_precision"), loss_chunks=loss_chunks)
     problem = Problem(load_model(model), training, load_cluster(instance, nodes), "torch")
-    draft = Draft(1, 1, 1, 1, 1)._replace(sequence_parallel=choices.get("tp", 1) > 1)._replace(**choices)
-    draft = draft._replace(stage_layers=even_stage_layers(problem.model.num_hidden_layers, draft.pp))
-    for name in names:
-        found = estimate(*problem[:3], Strategy(**draft._asdict(), recompute=(name,) * draft.pp))
+    of_draft = {name: value for name, value in choices.items() if name in Draft._fields}
+    draft = Draft(1, 1, 1, 1, 1)._replace(sequence_parallel=choices.get("tp", 1) > 1)._replace(**of_draft)
+    stages = draft.pp * draft.num_virtual_stages
+    cut = draft.stage_layers or even_stage_layers(problem.model.num_hidden_layers, stages)
+    draft = draft._replace(stage_layers=cut)
+    for name in choices.get("sets", SETS):
+        found = estimate(*problem[:3], Strategy(**draft._asdict(), recompute=(name,) * stages))
         needed = found.fullest.total_bytes
         usual = draft._replace(axis_order=AXIS_ORDER)
         for in_other, one in ((False, draft), (True, usual)) if draft != usual else ((False, draft),):

@@ -42,11 +42,13 @@ class Attended(NamedTuple):
 
 class Dispatched(NamedTuple):
     """Bytes on a rank in a block of each kind for one microbatch without context parallelism, 0 without experts.
-    tokens: those of a sequence that are sorted by experts, (kind, shape). shared: of these, what is kept under each
-    recompute set as it was gathered for the block's other products too, (kind, shape, set). With context parallelism
-    these read the rank's own tokens, which backward gathers again."""
+    tokens: those of a sequence that are sorted by experts, (kind, shape). waiting: of these, what waits for gradients
+    of weights as it was gathered for the block's other products too, (kind, shape). shared: what is kept for both under
+    each recompute set, (kind, shape, set). With context parallelism these read the rank's own tokens, which backward
+    gathers again."""
 
     tokens: Array
+    waiting: Array
     shared: Array
 
 
@@ -78,7 +80,8 @@ class Exchanges:
         attended = size * np.array([_attended_of_one(programs) for programs in units])
         dispatched = size * np.array([_dispatched_of_one(programs, sets) for programs in units])
         self._attended = Attended(*attended.transpose(2, 1, 0))
-        self.dispatched = Dispatched(dispatched[..., 0].T, dispatched[..., 1:].transpose(1, 0, 2))
+        tokens, waiting = dispatched[..., :2].T
+        self.dispatched = Dispatched(tokens, waiting, dispatched[..., 2:].transpose(1, 0, 2))
         self._with_experts = self._share * has_experts
         self._shares = bool(has_experts.any())
         training, cluster = problem.training, problem.cluster
@@ -162,9 +165,9 @@ class Exchanges:
 
 @lru_cache(maxsize=2048)
 def _dispatched_of_one(units: Units, sets: tuple[str, ...]) -> Array:
-    """The bytes of `Dispatched` for a block of each kind, those of tokens and then those that each set keeps, with
-    microbatches of one sequence."""
-    found = np.zeros((len(units.blocks), 1 + len(sets)))
+    """The bytes of `Dispatched` for a block of each kind, those of tokens, those that wait and then those that each set
+    keeps, with microbatches of one sequence."""
+    found = np.zeros((len(units.blocks), 2 + len(sets)))
     for sizes, block in zip(found, units.blocks, strict=True):
         program = block.program
         steps = [single for several in program.steps for single in operator_steps(several)]
@@ -172,7 +175,8 @@ def _dispatched_of_one(units: Units, sets: tuple[str, ...]) -> Array:
             both = any(view in step.inputs and is_projection(program.graph, step.operator) for step in steps)
             sizes[0] += program.local_bytes[view]
             if both and view != program.tensor(view).name:
-                sizes[1:] += kept_by_set(program, view, sets)
+                sizes[1] += program.local_bytes[view]
+                sizes[2:] += kept_by_set(program, view, sets)
     return found
 
 

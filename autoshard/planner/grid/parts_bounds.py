@@ -5,9 +5,11 @@ Nothing here knows how layouts are found: `mesh_bounds.py` makes the rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from math import inf
+from operator import sub
 from typing import NamedTuple
 
 import numpy as np
@@ -15,9 +17,12 @@ import numpy as np
 from autoshard.backends.rules import Problem
 from autoshard.cost.local_shape import LocalShape
 from autoshard.cost.memory import BUCKET_BYTES
+from autoshard.cost.program import ProgramWork
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.cost.travelling_bytes import FEW_BLOCKS
 from autoshard.cost.zero_sharding import gathered_difference_bytes
+from autoshard.graph.count import parameter_elements
+from autoshard.graph.partition import Program
 from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.best_laws import best_laws, stage_laws_at_best
 from autoshard.planner.grid.blocks_bytes import ROUNDING, held_least
@@ -29,8 +34,8 @@ from autoshard.planner.grid.work_bounds import by_work_at_least_s
 from autoshard.planner.layouts import state_dtypes_bytes
 from autoshard.spec.training import DTYPE_BYTES
 
-FEWER_BYTES = 2e-3
-"""Share of memory by which a bound may be above: with context parallelism biases of experts are shared by more."""
+ADDED = 2
+"""Place of what is added to the answers of experts among whose parameters are: no message goes with it alone."""
 LONG_S = 1e9
 """Longer than any microbatch takes."""
 PRICES = 8
@@ -65,9 +70,12 @@ class Rows:
         self._problem, self._columns, self._of = problem, (shape, size, numbers, elsewhere, least_s), of
         self.pp, dp, shard, self.cp, ep, self.zero, self.context, *strides, alike = numbers.T
         self.shape, self.least_s = shape, least_s
-        self.pp_stride, self.cp_stride, *self.owner_strides = (np.where(elsewhere, 0, one) for one in strides)
+        self.pp_stride, self.cp_stride, *owner_strides = (np.where(elsewhere, 0, one) for one in strides)
+        self.owner_strides = *owner_strides, np.where(self.cp == 1, owner_strides[0], 0)
         self.m = problem.training.global_batch_size // (dp * size)
-        self.owners = shard * self.cp, shard * self.cp // ep  # of what experts do not have, and of experts
+        # by whose they are, as `_held_of` tells apart
+        self.owners = shard * self.cp, shard * self.cp // ep, shard
+        self.pieces = np.stack([np.ones_like(self.cp), np.ones_like(self.cp), self.cp])
         self.sends = 2 * alike + elsewhere
         self._work: _Work | None = None
 
@@ -124,6 +132,7 @@ class Parts:
         )
         self._kept_with_cp_bytes = self._kept_bytes - self._exchanges.dispatched.shared
         self._waiting_bytes = np.stack([by_set(one.weights_waiting_bytes)[:, 0] for one in columns.blocks])
+        self._waiting_with_cp_bytes = self._waiting_bytes - self._exchanges.dispatched.waiting
         self._working_bytes = np.stack([by_set(one.working_bytes)[:, 0] for one in columns.blocks])
         ends = [columns.ends(slice(None), together) for together in (False, True)]
         self._put_off_s = [by_set(one.weight_gradients_s).max(1) for one in (block, *ends[0])]
@@ -161,7 +170,10 @@ class Parts:
 
     def _work(self, rows: Rows) -> _Work:
         """Their work, whatever their schedules are."""
-        parameters, sent = self._mean(self._parameters.sum(0))[:, rows.shape], self._sent_alike(rows)
+        parameters = sum(
+            self._mean(of)[:, rows.shape] / pieces for of, pieces in zip(self._parameters, rows.pieces, strict=True)
+        )
+        sent = self._sent_alike(rows)
         sums_s = self._accumulation_s * parameters
         first_s, last_s = self._ends_s[(rows.pp == 1).astype(int), :, rows.shape].T / rows.cp
         back_s = (sent.gather_s + sent.scatter_s)[0][:, None]
@@ -202,16 +214,21 @@ class Parts:
         kinds, sizes = ("reduce_scatter", "all_gather", "all_reduce"), (reduced, self._gathered_bytes, reduced)
         each_s, once_s = np.zeros((2, 3, 3, len(tp)))  # each time, and in buckets; by (kind, unit, row)
         opening_s = np.zeros((2, len(self._counts), len(tp)))  # to scatter and to gather a block of each kind
-        for matrices, owners, stride in zip(self._matrices, rows.owners, rows.owner_strides, strict=True):
-            elements, issued = (self._mean(one)[:, rows.shape] for one in (matrices, matrices > 0))
+        of_owners = zip(self._matrices, rows.pieces, rows.owners, rows.owner_strides, strict=True)
+        for place, (matrices, pieces, owners, stride) in enumerate(of_owners):
+            if not matrices.any():
+                continue
+            elements = self._mean(matrices)[:, rows.shape] / pieces
+            issued = self._mean((matrices > 0) & (place < ADDED))[:, rows.shape]
             laws = best_laws(self._problem.cluster, kinds, owners, tp, along_two=True, strides=stride)
             for kind, (size, law) in enumerate(zip(sizes, laws, strict=True)):
                 bytes_s = elements * size * law.seconds_per_byte
                 each_s[kind] += bytes_s + issued * law.latency_s
                 once_s[kind] += bytes_s + elements * size / BUCKET_BYTES * law.latency_s
-            of_kinds = matrices[: len(self._counts), rows.shape]
+            of_kinds = matrices[: len(self._counts), rows.shape] / pieces
+            begins = (of_kinds > 0) & (place < ADDED)
             for kind, (size, law) in enumerate(zip(sizes[:2], laws[:2], strict=True)):
-                opening_s[kind] += of_kinds * size * law.seconds_per_byte + (of_kinds > 0) * law.latency_s
+                opening_s[kind] += of_kinds * size * law.seconds_per_byte + begins * law.latency_s
         scatter_s, gather_s, reduce_s = once_s
         unit_s = np.where(rows.zero < 2, scatter_s, 0.0) + np.where(rows.zero < 3, gather_s, 0.0)
         unit_s = np.where(rows.zero == 0, reduce_s, unit_s)
@@ -240,7 +257,7 @@ class Parts:
         """(seconds of a step, infinite where nothing fits, of each of several; bytes on the fullest rank), by row.
         several: the same layouts in other orders of axes."""
         memory = self._memory(family, several[0], limit_bytes)
-        needed, found = memory.needed * (1 - FEWER_BYTES), [np.full(len(memory.needed), np.inf) for _ in several]
+        needed, found = memory.needed * (1 - ROUNDING), [np.full(len(memory.needed), np.inf) for _ in several]
         fit = np.flatnonzero(needed <= limit_bytes)
         if len(fit):
             if len(fit) < len(needed):
@@ -254,26 +271,25 @@ class Parts:
         return found, needed
 
     def _memory(self, family: Family, rows: Rows, limit_bytes: float) -> Memory:
-        *kinds, first, last = (self._parameters[:, :, rows.shape] * self._of_each(rows)[:, None]).sum(0)
-        of_one, of_several, replayed = (
-            sizes[:, rows.shape] / rows.cp[:, None]
-            for sizes in (self._kept_bytes, self._kept_with_cp_bytes, self._replay_bytes)
-        )
-        kept = np.where(rows.cp[:, None] > 1, of_several, of_one)
+        of_each = self._of_each(rows) / rows.pieces
+        *kinds, first, last = (self._parameters[:, :, rows.shape] * of_each[:, None]).sum(0)
+        shares = rows.cp > 1
+        kept = np.where(shares[:, None], self._kept_with_cp_bytes[:, rows.shape], self._kept_bytes[:, rows.shape])
+        waiting = np.where(shares, self._waiting_with_cp_bytes[:, rows.shape], self._waiting_bytes[:, rows.shape])
         ends_kept, ends_waiting = self._ends_held_bytes[:, :, rows.shape] / rows.cp
         parts = PartsBytes(
             np.array(kinds),
             np.array([first, last]),
-            kept,
-            replayed,
+            kept / rows.cp[:, None],
+            self._replay_bytes[:, rows.shape] / rows.cp[:, None],
             self._working(rows) + np.where(rows.zero == 3, self._gathered(family, rows), 0.0),
-            self._waiting_bytes[:, rows.shape] / rows.cp,
+            waiting / rows.cp,
             self._ends_bytes[int(family.pp == 1)][:, rows.shape].max(0) / rows.cp,
             ends_kept,
             ends_waiting,
             self._hidden_bytes[rows.shape] / rows.cp,
         )
-        most_bytes = limit_bytes / (1 - FEWER_BYTES)
+        most_bytes = limit_bytes * (1 + ROUNDING)
         return least_memory(self._problem, family, rows.m, parts, most_bytes, most_bytes * (1 + ROUNDING))
 
     def _fitting_s(self, family: Family, rows: Rows, memory: Memory, limit_bytes: float) -> tuple[Array, Array]:
@@ -313,8 +329,7 @@ class Parts:
         return np.where(exchanges, self._working_bytes[:, rows.shape] / rows.cp, 0.0)
 
     def _of_each(self, rows: Rows) -> Array:
-        """Bytes of weights, sums and optimizer state of one parameter, at least: (what experts do not have or they
-        have, row)."""
+        """Bytes of weights, sums and optimizer state of one parameter, at least: (whose it is, row)."""
         parameter, gradient, optimizer = state_dtypes_bytes(self._problem.training.precision)
         shares = [[np.where(rows.zero >= stage, owners, 1) for stage in (3, 2, 1)] for owners in rows.owners]
         return np.array([parameter / of[0] + gradient / of[1] + optimizer / of[2] for of in shares])
@@ -323,8 +338,8 @@ class Parts:
         """Bytes of weights that are gathered at a time under ZeRO-3, at least, (kind, row): those of the block at work
         and, where others are behind it, the larger bucket of the next one. Experts that no other rank has are whole."""
         matrices: Array = sum(
-            np.where(owners > 1, of_each[: len(self._counts), rows.shape], 0.0)
-            for of_each, owners in zip(self._matrices, rows.owners, strict=True)
+            np.where(owners > 1, of_each[: len(self._counts), rows.shape] / pieces, 0.0)
+            for of_each, pieces, owners in zip(self._matrices, rows.pieces, rows.owners, strict=True)
         )
         if family.pp == 1 and sum(self._counts) >= FEW_BLOCKS:
             matrices = matrices + 0.5 * matrices.min(0)
@@ -471,19 +486,34 @@ Held = tuple[list[list[float]], list[list[float]]]
 
 @lru_cache(maxsize=2048)
 def _held_of(units: Units, spread: bool) -> Held:
-    """(parameters, matrices) of a block of each kind and of the ends on a rank: each (but for experts, of experts).
+    """(parameters, matrices) of a block of each kind and of the ends on a rank: each (but for experts, of experts, what
+    is added to the experts' answers as tokens come back: with context parallelism a rank has a piece of that).
 
-    Where one rank has both ends they may share a table: then only the larger one counts. units: the programs of a rank.
-    spread: whether ranks share the experts.
+    A table that both ends share counts with the first one alone, as one rank may have both. units: the programs of a
+    rank. spread: whether ranks share the experts.
     """
-    several = [*units.blocks, units.embedding, units.head]
+    several = [*units.blocks, units.embedding, units.head if units.tied is None else units.tied]
 
-    def split(counts: Mapping[tuple[str, ...], float]) -> list[float]:
+    def split(one: ProgramWork, name: str) -> list[float]:
+        program, counts = one.program, Counter[tuple[str, ...]](getattr(one, name))
+        elements = {bias: parameter_elements(program)[bias] for bias in _added(program)}
+        if name == "matrices":
+            elements = {bias: count for bias, count in elements.items() if bias in program.graph.matrices}
+        for bias, count in elements.items():
+            counts[program.gradient_sync.get(bias, ())] -= count
         shared = sum(count for axes, count in counts.items() if not spread or "ep" in axes)
-        return [float(shared), float(sum(counts.values()) - shared)]
+        return [float(shared), float(sum(counts.values()) - shared), float(sum(elements.values()))]
 
-    parameters, matrices = ([split(getattr(one, name)) for one in several] for name in ("parameters", "matrices"))
+    parameters, matrices = ([split(one, name) for one in several] for name in ("parameters", "matrices"))
     if units.tied is not None:
         for counts in (parameters, matrices):
-            counts[-2:] = [max(counts[-2:]), [0.0, 0.0]]
+            counts[-1] = [*map(sub, counts[-1], counts[-2])]
     return parameters, matrices
+
+
+def _added(program: Program) -> Iterator[str]:
+    """Names of the parameters that are added to the answers of experts."""
+    learned = {tensor.name for tensor in program.graph.learned()}
+    for op in program.graph.operators:
+        if op.kind == "combine":
+            yield from learned.intersection(op.inputs)
