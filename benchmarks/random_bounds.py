@@ -2,6 +2,7 @@
 
     python -m benchmarks.random_bounds                         five minutes
     python -m benchmarks.random_bounds --seconds 600 --seed 7
+    python -m benchmarks.random_bounds --mixtures              mixtures of experts with what is hardest to bound pinned
 
 A search leaves out what a bound says is slower than what it has, or does not fit: with a bound that is too high it
 calls optimal what is not. Requests are those of `benchmarks.random_requests`, as far as prices know their options.
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from functools import cache
 from itertools import accumulate
 from math import inf
 from random import Random
@@ -23,22 +25,39 @@ from autoshard.backends.rules import Draft, Problem, check_strategy
 from autoshard.cost.estimate import estimate
 from autoshard.errors import AutoshardError
 from autoshard.layout.strategy import Strategy, even_stage_layers
+from autoshard.models.registry import builtin_models, load_model
 from autoshard.planner.axis_orders import other_orders
 from autoshard.planner.grid.mesh_bounds import layout_bounds, ways_at_least_s
 from autoshard.planner.inputs import backend_of, inputs_of, pins_of
 from autoshard.planner.layouts import by_way, legal_layouts
 from autoshard.planner.options import OF_A_SEARCH, OPTIONS, request_from
 from autoshard.planner.rejections import Tally
-from autoshard.planner.sets import recompute_sets
+from autoshard.planner.sets import EVERY_SET, recompute_sets
 from autoshard.plans.search_result import Pins
 from benchmarks.random_requests import request, words
 
 WAYS, DRAWS = 6, 8
 """Of a request: ways to use a mesh, and layouts drawn of each."""
+FEW_LAYOUTS, OFTEN_LEFT = ("seq-len", "tp", "pp", "vpp", "ep", "micro-batch", "axis-order"), 0.3
+"""Of requests of mixtures: options that leave few layouts beside the pins, and how often they stay."""
 ANY_BYTES = 1e15
 """More than any rank needs."""
 ROUNDING = 1e-9
 """Share of a price by which a bound may be above it."""
+
+
+def of_a_mixture(seed: int) -> dict[str, str]:
+    """The request of a seed, of a mixture of experts with a pinned recompute set and context parallelism: no other set
+    or degree needs less then and hides what is too high."""
+    draw, given = Random(seed), request(seed)
+    kept = {name: value for name, value in given.items() if name not in FEW_LAYOUTS or draw.random() < OFTEN_LEFT}
+    pins = {"model": draw.choice(_mixtures()), "recompute": draw.choice(EVERY_SET), "cp": str(draw.choice((2, 4, 8)))}
+    return {"backend": "torch"} | kept | pins
+
+
+@cache
+def _mixtures() -> list[str]:
+    return [name for name in builtin_models() if load_model(name).is_moe]
 
 
 def inputs(given: dict[str, str]) -> tuple[Problem, Pins]:
@@ -120,10 +139,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=300)
     parser.add_argument("--seed", type=int, default=0, help="of the first request; each one after it has the next")
+    parser.add_argument("--mixtures", action="store_true", help="of experts, with recompute and cp pinned")
     arguments = parser.parse_args()
+    ask = of_a_mixture if arguments.mixtures else request
     start, seed, requests, count, wrong = perf_counter(), arguments.seed, 0, 0, 0
     while perf_counter() - start < arguments.seconds:
-        given = request(seed)
+        given = ask(seed)
         try:
             problem, pins = inputs(given)
             for strategy, faults in bounded(Random(seed), problem, pins):

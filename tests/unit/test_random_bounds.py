@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from autoshard.models.registry import load_model
 from autoshard.planner.grid.mesh_bounds import layout_bounds
-from benchmarks.random_bounds import bounded, inputs, main
+from benchmarks.random_bounds import bounded, inputs, main, of_a_mixture
 from tests.cases import some
 
 GIVEN = {"model": "llama3.2-1b", "instance": "h100-80gb", "nodes": "2", "backend": "torch", "global-batch": "64"}
@@ -30,6 +31,14 @@ def test_no_bound_is_above_the_estimate_of_a_random_layout(given: dict[str, str]
     found = [*bounded(Random(0), problem, pins)]
     assert [(strategy, faults) for strategy, faults in found if faults] == []
     assert len({strategy.axis_order for strategy, _ in found}) > 1
+
+
+def test_requests_of_mixtures_pin_what_a_bound_may_hide_behind() -> None:
+    for seed in range(5):
+        given = of_a_mixture(seed)
+        assert load_model(given["model"]).is_moe
+        assert int(given["cp"]) > 1
+        assert given["recompute"]
 
 
 @pytest.mark.parametrize(("field", "words"), [("step_time_s", "seconds"), ("memory_bytes", "bytes")])
