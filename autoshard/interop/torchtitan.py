@@ -30,6 +30,17 @@ MODELS = {
     ("qwen3", "32B"): "qwen3-32b",
     ("qwen3", "30B-A3B"): "qwen3-30b-a3b",
 }
+NAMED = {
+    **MODELS,
+    ("qwen3", "0.6B"): "qwen3-0.6b",
+    ("qwen3", "1.7B"): "qwen3-1.7b",
+    ("qwen3", "4B"): "qwen3-4b",
+    ("qwen3", "14B"): "qwen3-14b",
+    ("deepseek_v3", "16B"): "deepseek-v2-lite",
+    ("deepseek_v3", "236B"): "deepseek-v2",
+    ("deepseek_v3", "671B"): "deepseek-v3",
+}
+"""Those, and others that are read alone: plans for them are written without a flavor."""
 RECOMPUTE = {
     "none": "none",
     "full": "full",
@@ -101,6 +112,8 @@ BEFORE = re.compile(
     re.VERBOSE,
 )
 """Keys on the layout, or on products of matrices, from before release 0.1.0."""
+SWITCH = ".enable_"
+"""Part of the name of a key that does nothing where it is false."""
 FLAVOR_SIZES = (
     *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "vocab_size"),
     "rope_theta",
@@ -123,7 +136,8 @@ def torchtitan_layout(data: Mapping[str, Any]) -> WrittenLayout:
     What is absent has torchtitan's default: degrees are 1, and data-parallel shards take the devices that are left.
     Raises AutoshardError for values that make no layout.
     """
-    said = [f"{section}.{key}" for section, values in data.items() if isinstance(values, Mapping) for key in values]
+    sections = {section: values for section, values in data.items() if isinstance(values, Mapping)}
+    said = {f"{section}.{key}": value for section, values in sections.items() for key, value in values.items()}
     if old := next(filter(BEFORE.fullmatch, said), None):
         today = "[parallelism] has the degrees and model.converters names float8"
         raise AutoshardError(f"{old} is of torchtitan before 0.1.0; files are read from 0.1.0 on, where {today}")
@@ -169,7 +183,7 @@ def torchtitan_layout(data: Mapping[str, Any]) -> WrittenLayout:
     options["precision"] = _precision(training)
     options["backend"] = TORCH.name
     model = _section(data, "model")
-    known = MODELS.get((str(model.get("name")), str(model.get("flavor"))))
+    known = NAMED.get((str(model.get("name")), str(model.get("flavor"))))
     if known:
         options["model"] = known
     left_out = tuple(key for key in said if key not in READ and not key.startswith(f"{UNREAD}."))
@@ -178,7 +192,7 @@ def torchtitan_layout(data: Mapping[str, Any]) -> WrittenLayout:
         options,
         fields,
         stages=stages_of(parallelism),
-        model=WrittenModel() if known is None else _flavor(known, show(model.get("flavor"))),
+        model=_unknown(model) if known is None else _flavor(known, show(model.get("flavor"))),
         notes=tuple(kept),
         sharding=NOTES.get(fields["zero"], ""),
         products={
@@ -187,8 +201,13 @@ def torchtitan_layout(data: Mapping[str, Any]) -> WrittenLayout:
         warnings=(*_warnings(data), *filter(None, (stand_in, cut_experts)), *approximation),
         overlaps="torchtitan",
         left_out=left_out,
-        not_priced=tuple(key for key in left_out if not NO_EFFECT.fullmatch(key)),
+        not_priced=tuple(key for key in left_out if not (NO_EFFECT.fullmatch(key) or _is_off(key, said[key]))),
     )
+
+
+def _is_off(key: str, value: object) -> bool:
+    """Whether a key enables something, and says no."""
+    return value is False and SWITCH in key
 
 
 def _recompute(section: Mapping[str, Any]) -> tuple[str, list[str], list[str]]:
@@ -262,6 +281,11 @@ def _check_experts(options: Mapping[str, Any], shards: int, cut: bool) -> None:
     if prod(degrees.values()) % options["ep"]:
         within = " x ".join(f"{key}={degree}" for key, degree in degrees.items())
         raise AutoshardError(f"parallelism.{DEGREES['ep']}={options['ep']} must divide {within}")
+
+
+def _unknown(model: Mapping[str, Any]) -> WrittenModel:
+    named = ", ".join(f"model.{key}={show(model[key])}" for key in ("name", "flavor") if key in model)
+    return WrittenModel(named=named)
 
 
 def _flavor(name: str, flavor: str) -> WrittenModel:

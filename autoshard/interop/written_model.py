@@ -50,6 +50,7 @@ class WrittenModel:
     plain: bool = False
     other_graph: str = ""
     notes: tuple[str, ...] = ()
+    named: str = ""
 
     @property
     def wanted(self) -> dict[str, Any]:

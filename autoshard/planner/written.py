@@ -256,6 +256,8 @@ def _model_of(file: str, written: WrittenLayout, options: dict[str, Any]) -> tup
         names = " or ".join(model.name for model in models)
         raise AutoshardError(f"{file} may be for {names}; --model says which")
     if not said.whole:
+        if said.named:
+            raise AutoshardError(f"{file} has {said.named}, which no built-in model is known by; --model names one")
         if not said.said:
             raise AutoshardError(f"{file} does not say which model of those built in it is for; --model does")
         raise AutoshardError(f"no built-in model has {_sizes(said)}, as {file} says; --model names the one it is for")

@@ -347,6 +347,41 @@ def test_a_graph_that_no_model_is_made_of_needs_the_name_of_its_model() -> None:
         )
 
 
+@pytest.mark.parametrize(
+    ("name", "flavor", "model"),
+    [
+        ("qwen3", "0.6B", "qwen3-0.6b"),
+        ("qwen3", "14B", "qwen3-14b"),
+        ("deepseek_v3", "16B", "deepseek-v2-lite"),
+        ("deepseek_v3", "671B", "deepseek-v3"),
+    ],
+)
+def test_torchtitans_flavors(name: str, flavor: str, model: str) -> None:
+    Path("train.toml").write_text(f'[model]\nname = "{name}"\nflavor = "{flavor}"\n[training]\nlocal_batch_size = 1\n')
+    found = read_written("train.toml", {"instance": "h100-80gb", "nodes": 1})
+    assert found.problem.model.name == model
+
+
+def test_a_flavor_that_is_not_known_is_named() -> None:
+    Path("train.toml").write_text('[model]\nname = "llama4"\nflavor = "17bx16e"\n')
+    with pytest.raises(AutoshardError) as error:
+        read_written("train.toml", {"instance": "h100-80gb"})
+    assert str(error.value) == (
+        "train.toml has model.name='llama4', model.flavor='17bx16e', which no built-in model is known by; --model "
+        "names one"
+    )
+
+
+def test_what_torchtitan_does_not_enable_is_no_matter() -> None:
+    keys = "enable_async_tensor_parallel = {}\n"
+    for is_on in (True, False):
+        text = f"[parallelism]\n{keys.format(str(is_on).lower())}"
+        Path("train.toml").write_text(text)
+        found = read_written("train.toml", {"model": "llama3-8b", "instance": "h100-80gb"})
+        assert found.left_out == ("parallelism.enable_async_tensor_parallel",)
+        assert found.not_priced == (found.left_out if is_on else ())
+
+
 def test_torchtitans_flavor_is_compared_too() -> None:
     text = '[model]\nname = "llama3"\nflavor = "8B"\n'
     assert imported(text, "train.toml", model="llama3.1-8b").model.name == "llama3.1-8b"
