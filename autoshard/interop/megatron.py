@@ -157,7 +157,7 @@ def megatron_layout(text: str) -> WrittenLayout:
         raise AutoshardError(
             "none of its arguments is Megatron's own, such as --tensor-model-parallel-size or --ffn-hidden-size"
         )
-    flags = _with_one_count(flags)
+    flags = _with_one_count({**flags, **_since(flags)})
     options: dict[str, Any] = dict.fromkeys(("tp", "pp", "cp", "ep", "micro_batch"), 1)
     for flag, name in NUMBERS.items():
         if flag in flags:
@@ -285,6 +285,13 @@ def _most_blocks(fields: dict[str, Any], layers: int | None, options: dict[str, 
     return None if layers is None else ceil(layers / (int(options["pp"]) * int(options["vpp"])))
 
 
+OLDER_RECOMPUTE = {
+    "activations-checkpoint-method": "recompute-method",
+    "activations-checkpoint-num-layers": "recompute-num-layers",
+}
+"""Flags of older Megatron-LM, which ran whole blocks again, by what they are called since."""
+
+
 def _recompute(flags: dict[str, str], most_blocks: int | None) -> tuple[str, list[str]]:
     """(the recompute set, sentences on what it stands in for). most_blocks: of a stage, as far as it is known."""
     granularity = SELECTIVE if "recompute-activations" in flags else flags.get("recompute-granularity")
@@ -295,6 +302,14 @@ def _recompute(flags: dict[str, str], most_blocks: int | None) -> tuple[str, lis
     if granularity not in (FULL_RECOMPUTE, SELECTIVE):
         raise AutoshardError(f"--recompute-granularity is {granularity[:40]!r}; it must be full or selective")
     return _whole_blocks(flags, most_blocks) if granularity == FULL_RECOMPUTE else _modules(flags)
+
+
+def _since(flags: dict[str, str]) -> dict[str, str]:
+    """Older flags on recompute, as they are called since; none where the newer ones are there too."""
+    if next(iter(OLDER_RECOMPUTE)) not in flags or "recompute-granularity" in flags:
+        return {}
+    newer = {name: flags[flag] for flag, name in OLDER_RECOMPUTE.items() if flag in flags}
+    return {"recompute-granularity": FULL_RECOMPUTE, **newer}
 
 
 def _whole_blocks(flags: dict[str, str], most_blocks: int | None) -> tuple[str, list[str]]:
@@ -489,6 +504,7 @@ READ = (
     *("normalization", "position-embedding-type", "use-rope-scaling", "rope-scaling-factor", "add-qkv-bias"),
     *("moe-ffn-hidden-size", "moe-shared-expert-gate", CAPACITY, "moe-token-dispatcher-type"),
     *("recompute-activations", "recompute-granularity", "recompute-modules", "recompute-method"),
+    *OLDER_RECOMPUTE,
     *("recompute-num-layers", "attention-backend", "cp-comm-type", "bf16", "fp16", "sequence-parallel"),
     *("use-megatron-fsdp", SHARDING_FLAG, TORCH_FSDP, TORCH_FSDP_ZERO_2, "use-tp-pp-dp-mapping"),
     *(EXPERT_RANKS, INSTANCES, "use-distributed-optimizer", *STAGE_FLAGS),

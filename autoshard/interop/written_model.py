@@ -39,7 +39,8 @@ class WrittenModel:
     together are a model, except for a vocabulary, rather than a few sizes of one that another file describes.
     model_types: those that it can be; empty for any. config: the other file, as the file names it. plain: whether the
     framework runs it as Llama 2's graph, whatever window and width of heads it has. other_graph: a key of the file for
-    a graph that no model is made of here; empty for none. notes: which of `assumed` are guesses.
+    a graph that no model is made of here; empty for none. notes: which of `assumed` are guesses. named: the file's own
+    name of a model that is not known by it; empty for none.
     """
 
     said: Mapping[str, tuple[str, Any]] = field(default_factory=dict)

@@ -160,6 +160,17 @@ def test_megatron_deepspeed() -> None:
         script("--zero-stage 4")
 
 
+def test_older_flags_on_recompute() -> None:
+    """A method alone said that whole blocks run again."""
+    older = "--tensor-model-parallel-size 8 --num-layers 96 --activations-checkpoint-method"
+    found = script(f"{older} uniform")
+    assert (found.options["recompute"], found.left_out, found.warnings) == ("full", (), ())
+    (warning,) = script(f"{older} uniform --activations-checkpoint-num-layers 4").warnings
+    assert warning.startswith("--recompute-num-layers 4: ")
+    newer = script(f"{older} block --recompute-granularity selective")
+    assert newer.options["recompute"] == "core_attention"
+
+
 def test_ranks_that_share_sequences_in_megatron_deepspeed() -> None:
     found = script("--ds-sequence-parallel-size 4 --zero-stage 1 --bf16")
     assert (found.options["cp"], found.options["context_parallel"], found.left_out) == (4, "ulysses", ())
