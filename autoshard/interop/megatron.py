@@ -118,6 +118,8 @@ OTHER_GRAPHS = (
     "apply-residual-connection-post-layernorm",
 )
 """Flags of models that no family here has."""
+NOT_DECODERS = re.compile(r"^[^#\n]*?\b(pretrain_(?:bert|t5|ict|retro|vlm|vision_\w+)\.py)", re.MULTILINE)
+"""Programs of Megatron's for models that are no decoders of text alone, where they are no comments."""
 MODULES = {
     "core_attn": SELECTED,
     "layernorm": "attention_norm+mlp_norm",
@@ -218,6 +220,7 @@ def megatron_layout(text: str) -> WrittenLayout:
             *_warnings(flags, options),
             *_conditional_warnings(flags, conditional),
             *_elsewhere(text),
+            *_not_decoders(text),
         ),
         products=_products(flags),
         wide_blocks=_wide_blocks(flags),
@@ -431,6 +434,11 @@ def _elsewhere(text: str) -> Iterator[str]:
     if found := files_read(text):
         names = ", ".join(found)[:200]
         yield f"the script runs other files as parts of itself, whose flags and variables are not read: {names}"
+
+
+def _not_decoders(text: str) -> Iterator[str]:
+    for program in dict.fromkeys(NOT_DECODERS.findall(text)):
+        yield f"{program} trains another kind of model; priced as a decoder that sees earlier tokens alone"
 
 
 def _conditional_warnings(flags: dict[str, str], conditional: tuple[str, ...]) -> Iterator[str]:

@@ -160,6 +160,13 @@ def test_megatron_deepspeed() -> None:
         script("--zero-stage 4")
 
 
+def test_programs_for_other_models_than_decoders_are_told() -> None:
+    flags = "--tensor-model-parallel-size 2 --num-layers 24 # not pretrain_t5.py"
+    told = "pretrain_bert.py trains another kind of model; priced as a decoder that sees earlier tokens alone"
+    assert script(f"torchrun pretrain_bert.py {flags}").warnings == (told,)
+    assert script(f"torchrun pretrain_gpt.py {flags}").warnings == ()
+
+
 def test_older_flags_on_recompute() -> None:
     """A method alone said that whole blocks run again."""
     older = "--tensor-model-parallel-size 8 --num-layers 96 --activations-checkpoint-method"
