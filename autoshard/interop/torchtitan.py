@@ -121,7 +121,7 @@ FLAVOR_SIZES = (
 """Sizes that the versions of a flavor share."""
 NO_EFFECT = re.compile(
     r"""(job|profiling|metrics|lr_scheduler|optimizer|checkpoint|comm|validation|debug|fault_tolerance|compile
-    |memory_estimation|quantize|float8|mx|lora|peft)(\..*)?
+    |memory_estimation|quantize|float8|mx|lora|peft|profiler|validator|dataloader)(\..*)?
     |model\.(hf_assets_path|tokenizer_path|tokenizer|print_after_conversion|converters)
     |training\.(dataset\w*|max_norm|steps|seed|deterministic|gc_freq|gc_debug|mixed_precision_\w+)
     |experimental\.custom_\w+|parallelism\.disable_loss_parallel""",

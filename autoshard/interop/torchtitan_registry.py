@@ -17,7 +17,7 @@ from typing import Any
 
 from autoshard.errors import AutoshardError
 from autoshard.files.fields import SHOWN_CHARACTERS, near, show
-from autoshard.interop.torchtitan import NO_EFFECT, SEQUENCE_LENGTH, UNREAD
+from autoshard.interop.torchtitan import NAMED, NO_EFFECT, SEQUENCE_LENGTH, UNREAD
 
 MOST_STEPS = 20_000
 """Nodes of the syntax tree that are looked at."""
@@ -82,8 +82,9 @@ def parse_registry(text: str, where: str, name: str | None) -> Sections:
         found = _of(file, name, ())
     except RecursionError:
         raise AutoshardError(f"{where}: function {name} has expressions too deep to read") from None
-    if "flavor" in found.get("model", {}):  # functions of a module carry its name
-        found["model"].setdefault("name", name.partition("_")[0])
+    module = next((module for module, _ in NAMED if name.startswith(f"{module}_")), None)
+    if "flavor" in found.get("model", {}) and module is not None:  # functions of a module carry its name
+        found["model"].setdefault("name", module)
     if all(found.get(section, {}).keys() & keys for section, keys in SET_BY_BASES):
         found[UNREAD] = {text: kind for text, kind in found.get(UNREAD, {}).items() if kind != BASE}
     if found.get("model", {}).get("converters") == []:

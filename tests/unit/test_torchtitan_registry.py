@@ -121,6 +121,18 @@ def test_errors(text: str, name: str | None, error: str) -> None:
     assert str(raised.value) == error
 
 
+@pytest.mark.parametrize(
+    ("function", "flavor", "model"),
+    [
+        ("deepseek_v3_671b", "671B", {"name": "deepseek_v3", "flavor": "671B"}),
+        ("sft_qwen3_8b", "8B", {"flavor": "8B"}),
+    ],
+)
+def test_a_module_is_named_by_its_functions(function: str, flavor: str, model: dict[str, str]) -> None:
+    text = f'def {function}() -> Trainer.Config:\n    return Trainer.Config(model_spec=model_registry("{flavor}"))\n'
+    assert parse_registry(text, "r.py", function)["model"] == model
+
+
 CALLED = """
 TP = 4
 CONVERTERS = [Float8LinearConverter.Config(recipe="rowwise"), MXFP8GroupedExpertsConverter.Config()]
