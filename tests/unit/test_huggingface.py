@@ -437,6 +437,7 @@ def recurrence(model: ModelSpec) -> int:
         ("hy3-295b-a21b", 295_033_528_320),
         ("mimo-v2-flash", 308_778_768_832),
         ("mistral-small-4-119b-a6.5b", 118_972_826_624),
+        ("ministral-8b", 8_019_808_256),
         ("youtu-llm-2b", 1_961_560_064),
         ("minicpm3-4b", 4_073_875_968),
         ("cwm-32b", 32_581_097_472),

@@ -140,6 +140,7 @@ PUBLISHED: tuple[tuple[str, Callable[[ModelSpec], int], str, str], ...] = (
     ("hy3-295b-a21b", active, "21e9", "model card"),
     ("mistral-small-4-119b-a6.5b", parameter_count, "119e9", "model card"),
     ("mistral-small-4-119b-a6.5b", active, "6e9", "Mistral's announcement of it"),
+    ("ministral-8b", parameter_count, "8019808256", "model card"),
     ("youtu-llm-2b", parameter_count, "1961560064", "model card's count of the checkpoint"),
     ("minicpm3-4b", parameter_count, "4.07e9", "the sum that Hugging Face shows, recalled"),
     ("cwm-32b", parameter_count, "32e9", "model card"),
