@@ -129,7 +129,7 @@ def test_bounds_in_pieces_are_those_of_all_at_once(monkeypatch: pytest.MonkeyPat
     pins = Pins() if ALL else Pins(tp=2, cp=1, microbatch_size=1)
     together, found = [*map(pairs_at_least_s, wholes)], search(*problem[:3], pins, "torch")
     monkeypatch.setattr("autoshard.planner.grid.pairs.CHUNK", 7)
-    monkeypatch.setattr("autoshard.planner.grid.refine.KINDS_AT_ONCE", 3)
+    monkeypatch.setattr("autoshard.planner.grid.promises.KINDS_AT_ONCE", 3)
     assert all(np.array_equal(pairs_at_least_s(one), its) for one, its in zip(wholes, together, strict=True))
     again = search(*problem[:3], pins, "torch")
     assert (again.best, again.optimality) == (found.best, found.optimality)
