@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from math import prod
-from typing import NamedTuple, TypeGuard
+from typing import NamedTuple
 
 from autoshard.graph.count import loop_sizes
 from autoshard.graph.ir import Graph, Operator
@@ -59,20 +59,18 @@ def _forward_bytes(program: Program) -> list[float]:
     written by then and read later, or never saved, what redistributions gather or copy on their way, and buffers inside
     operators."""
     pattern, buffers = recomputing(program)
-    names = [*buffers]
+    names, storages = [*buffers], program.storages
     saved = {names[place]: step for place, step in pattern.first_saved(0, len(program.steps)).items()}
     written: dict[str, int] = {}
     last_read: dict[str, int] = {}
     changes = [0.0] * (len(program.steps) + 1)
     for index, step in enumerate(program.steps):
         inputs, outputs = _views(step)
-        last_read |= dict.fromkeys(inputs, index)
-        written |= dict.fromkeys(outputs, index)
+        last_read |= {storages.get(view, view): index for view in inputs}
+        written |= {view: index for view in outputs if view not in storages}
         inside = _copied_bytes(program, step) + _inner_forward_bytes(program, step)
         if isinstance(step, GatherEinsumStep):
             inside += view_bytes(program, step.gather.target)
-        elif _is_the_same(step) and saved.get(step.source, index + 1) > index:
-            inside -= view_bytes(program, step.source)
         changes[index] += inside
         changes[index + 1] -= inside
     for view, first in written.items():
@@ -80,11 +78,6 @@ def _forward_bytes(program: Program) -> list[float]:
         changes[first] += size
         changes[max(first, stop)] -= size
     return [*accumulate(changes[:-1])]
-
-
-def _is_the_same(step: Step) -> TypeGuard[RedistributeStep]:
-    """Whether forward of a step moves nothing: what it writes is what it reads."""
-    return isinstance(step, RedistributeStep) and all(one.forward == "identity" for one in step.transitions)
 
 
 def _waiting_gradients_bytes(program: Program) -> list[float]:

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from autoshard.graph.ir import Graph, Operator, Tensor
 from autoshard.graph.operators import KINDS
-from autoshard.graph.redistribute import Axes, Transition, local_bytes, redistribute
+from autoshard.graph.redistribute import Axes, Transition, local_bytes, moves_nothing, redistribute
 from autoshard.graph.states import INVARIANT, PARTIAL, REPLICATED, State, without_gradient
 
 Choice = Mapping[str, str]
@@ -78,6 +78,15 @@ class Program:
             view: local_bytes(self.graph, view.partition("@")[0], state, self.axes)
             for view, state in self.states.items()
         }
+
+    @cached_property
+    def storages(self) -> Mapping[str, str]:
+        """Name of each view that lies in the storage of another one -> name of the one that was computed."""
+        found: dict[str, str] = {}
+        for step in self.steps:
+            if isinstance(step, RedistributeStep) and moves_nothing(step.transitions):
+                found[step.target] = found.get(step.source, step.source)
+        return found
 
     @cached_property
     def activation_bytes(self) -> Mapping[str, float]:

@@ -271,15 +271,19 @@ def _recomputing(program: Program) -> Recomputing:
         buffers.update(sizes)
         return tuple(places.setdefault(name, len(places)) for name in sizes)
 
+    def computed(view: str) -> str:
+        return program.storages.get(view, view)
+
     steps = []
     for step in program.steps:
         saved = saved_activations(program, step)
         read, written = (
-            {view: float(program.local_bytes[view]) for view in views if _is_kept(program.tensor(view))}
-            for views in (_inputs(step), _outputs(step))
+            {computed(view): float(program.local_bytes[view]) for view in views if _is_kept(program.tensor(view))}
+            for views in (_inputs(step), [view for view in _outputs(step) if computed(view) == view])
         )
-        computes = not {name.removesuffix(QUANTIZED) for name in saved} <= read.keys()
-        steps.append(StepBuffers(placed(saved), placed(read), placed(written), computes))
+        computes = not {computed(name.removesuffix(QUANTIZED)) for name in saved} <= read.keys()
+        kept = placed({computed(name): size for name, size in saved.items()})
+        steps.append(StepBuffers(kept, placed(read), placed(written), computes))
     return Recomputing(_pattern(_owners(program), tuple(steps)), buffers)
 
 

@@ -30,6 +30,11 @@ class Transition:
     payload_bytes: int
 
 
+def moves_nothing(transitions: tuple[Transition, ...]) -> bool:
+    """Whether forward of a redistribution moves nothing: what it writes lies in the storage of what it reads."""
+    return all(one.forward == "identity" for one in transitions)
+
+
 class NoTransition(Exception):
     """The state table has no way from one state to the other, or a dim does not divide."""
 

@@ -29,9 +29,10 @@ def waiting_views(program: Program) -> list[dict[str, float]]:
     `W`.
     """
     sources = {step.gather.target: step.gather.source for step in program.steps if isinstance(step, GatherEinsumStep)}
+    storages = program.storages
     return [
         {
-            view: float(program.local_bytes[view])
+            storages.get(view, view): float(program.local_bytes[view])
             for one in operator_steps(step)
             if is_projection(program.graph, one.operator)
             for view in (sources.get(one.inputs[0], one.inputs[0]), one.operator.output)

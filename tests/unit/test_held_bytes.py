@@ -157,6 +157,16 @@ def test_forward_that_moves_nothing_writes_nothing() -> None:
     assert (norm, given) == (32 * MIB, 32 * MIB)
 
 
+def test_a_view_that_is_the_same_is_kept_once() -> None:
+    """Without sequence parallelism the ranks of tp read the norm's output, 64 MiB, as it is: attention that runs again
+    keeps what the MLP keeps."""
+    shape = LocalShape(tp=8, cp=1, ep=1, microbatch_size=1, sequence_parallel=False, attention_kernel="flash")
+    model = load_model("command-r-08-2024")
+    program = shape_program(model, 4096, 1.25, "bfloat16", shape, True, (0,), first=False, last=False)
+    kept = kept_activations(program, "attention")
+    assert [name for name, size in kept.items() if size == 64 * MIB] == ["hidden", "model.layers.0.input_layernorm"]
+
+
 def test_gradients_wait_for_steps_in_front() -> None:
     """The gradient of a block's input waits from the residual's sum on, until the norm in front adds its own; that
     of the gate's output while `up` runs, and that of the norm's output, which both read, while the gate does."""

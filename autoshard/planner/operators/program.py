@@ -26,7 +26,7 @@ from autoshard.graph.partition import (
     is_projection,
     output_state,
 )
-from autoshard.graph.redistribute import Axes, NoTransition, Transition, local_sizes, redistribute
+from autoshard.graph.redistribute import Axes, NoTransition, Transition, local_sizes, moves_nothing, redistribute
 from autoshard.graph.states import REPLICATED, State, without_gradient
 from autoshard.planner.operators.linear import LinearProgram
 from autoshard.planner.operators.prices import Prices, Stored, with_collectives_s
@@ -349,7 +349,9 @@ class OperatorProgram:
         for pair, flow in flows.items():
             source, need = pair
             alone = kept.get(pair)
-            if source == need or alone is None:
+            transitions = self._transitions(name, source, need)
+            assert transitions is not None
+            if alone is None and not moves_nothing(transitions):
                 charged.setdefault(need, {})[flow] = 1.0
             else:
                 charged.setdefault(source, {})[flow] = 1.0
