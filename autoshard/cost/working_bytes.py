@@ -40,17 +40,16 @@ class AtSteps(NamedTuple):
 def at_steps(program: Program) -> AtSteps:
     """Bytes at the backward of each step of a program."""
     tiles = [tile_bytes(program, step) for step in program.steps]
-    waiting = _waiting_gradients_bytes(program)
-    written = [sum(view_bytes(program, view) for view in _views(step)[1]) for step in program.steps]
+    gradients = _gradients(program)
     return AtSteps(
         [
-            working_bytes(program, step) - tile + waits
-            for step, tile, waits in zip(program.steps, tiles, waiting, strict=True)
+            working_bytes(program, step) - tile + of_step.waiting - of_step.again
+            for step, tile, of_step in zip(program.steps, tiles, gradients, strict=True)
         ],
         tiles,
         _forward_bytes(program),
         [forward_tile_bytes(program, step) for step in program.steps],
-        [of_output + waits for of_output, waits in zip(written, waiting, strict=True)],
+        [of_step.at_first for of_step in gradients],
     )
 
 
@@ -80,22 +79,67 @@ def _forward_bytes(program: Program) -> list[float]:
     return [*accumulate(changes[:-1])]
 
 
-def _waiting_gradients_bytes(program: Program) -> list[float]:
-    """Bytes of gradients, by step, that are there while its backward runs, for steps in front of it alone: those of
-    views that are written in front, or come in, and are read behind."""
+class _Gradients(NamedTuple):
+    """Bytes of gradients at the backward of a step. waiting: those that are there for steps in front of it alone, of
+    views that are written in front, or come in, and are read behind. again: of those that `working_bytes` counts, what
+    is another one's or waits. at_first: that of its output, and those that wait."""
+
+    waiting: float
+    again: float
+    at_first: float
+
+
+def _gradients(program: Program) -> list[_Gradients]:
+    """The gradients at each step, each storage once.
+
+    A sum passes its gradient on to all that it adds, and a redistribution that moves nothing backward does. A view has
+    such a gradient until another one is added to it.
+    """
+    readers: dict[str, list[int]] = {}
     written: dict[str, int] = {}
-    last_read: dict[str, int] = {}
     for index, step in enumerate(program.steps):
         inputs, outputs = _views(step)
-        last_read |= dict.fromkeys(inputs, index)
+        for view in inputs:
+            readers.setdefault(view, []).append(index)
         written |= dict.fromkeys(outputs, index)
-    changes = [0.0] * (len(program.steps) + 1)
-    for view, last in last_read.items():
-        first, size = written.get(view, -1), view_bytes(program, view)
-        if last > first + 1 and not _is_mask(program, view):
-            changes[first + 1] += size
-            changes[last] -= size
-    return [*accumulate(changes[:-1])]
+    whole: dict[str, str] = {}  # view -> that whose gradient its own is, once all have been added
+    waits: list[dict[str, float]] = [{} for _ in program.steps]
+    found: list[_Gradients] = []
+    for index, step in reversed([*enumerate(program.steps)]):
+        inputs, outputs = _views(step)
+        outgoing = [whole.get(view, view) for view in outputs]
+        sizes = {name: view_bytes(program, view) for name, view in zip(outgoing, outputs, strict=True)}
+        at_first = waits[index] | sizes
+        again = sum(view_bytes(program, view) for view in outputs) - sum(sizes.values())
+        again += sum(size for name, size in sizes.items() if name in waits[index])
+        for view in dict.fromkeys(inputs):
+            if _is_mask(program, view):
+                continue
+            size, places = view_bytes(program, view), readers[view]
+            passed = outgoing[0] if _passes_on(program, step, view) else ""
+            if passed:
+                again += size
+            if len(places) == 1 and passed:
+                whole[view] = passed
+            if index == places[-1]:
+                alone = ([-1, *dict.fromkeys(places)])[-2]
+                for place in range(written.get(view, -1) + 1, index):
+                    waits[place][passed if passed and place >= alone else view] = size
+        found.append(_Gradients(sum(waits[index].values()), again, sum(at_first.values())))
+    return found[::-1]
+
+
+def _passes_on(program: Program, step: Step, view: str) -> bool:
+    """Whether backward of a step hands the gradient of its output on as that of what it read."""
+    if isinstance(step, RedistributeStep):
+        return all(one.backward == "identity" for one in step.transitions)
+    if not isinstance(step, OperatorStep) or step.operator.attributes.get("function") != "add":
+        return False
+    op, first = step.operator, step.inputs[0]
+    if ("alpha" in op.attributes and view != first) or step.inputs.count(view) > 1:
+        return False
+    tensor, output = program.tensor(view), program.tensor(op.output)
+    return (tensor.dims, tensor.element_bytes) == (output.dims, output.element_bytes)
 
 
 def _views(step: Step) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -169,7 +169,8 @@ def test_a_view_that_is_the_same_is_kept_once() -> None:
 
 def test_gradients_wait_for_steps_in_front() -> None:
     """The gradient of a block's input waits from the residual's sum on, until the norm in front adds its own; that
-    of the gate's output while `up` runs, and that of the norm's output, which both read, while the gate does."""
+    of the gate's output while `up` runs, and that of the norm's output, which both read, while the gate does. The sum
+    has one gradient, that of all it adds, which `down` reads."""
     program = program_of("llama")
     hidden_bytes, gate_bytes = (
         BATCH * SEQ * size * 2 for size in (MODELS["llama"].hidden_size, MODELS["llama"].intermediate_size)
@@ -179,11 +180,28 @@ def test_gradients_wait_for_steps_in_front() -> None:
         for step, working in zip(program.steps, at_steps(program).working, strict=True)
         if hasattr(step, "operator") and "layers.1." in step.operator.name
     }
-    assert waiting["mlp_residual"] == 0.0
-    assert waiting["mlp.down_proj"] == waiting["self_attn.core_attention"] == hidden_bytes
+    assert waiting["mlp_residual"] == -2 * hidden_bytes
+    assert waiting["mlp.down_proj"] == 0.0
+    assert waiting["mlp.act_fn"] == waiting["self_attn.core_attention"] == hidden_bytes
     assert waiting["mlp.up_proj"] == hidden_bytes + gate_bytes
     assert waiting["mlp.gate_proj"] == 2 * hidden_bytes
     assert waiting["input_layernorm"] == hidden_bytes
+
+
+def test_a_sum_s_gradient_is_that_of_branches_that_ranks_have_summed() -> None:
+    """Without sequence parallelism the ranks of tp sum what Command R's attention and MLP give. The residual has one
+    gradient of 64 MiB for all three that it adds, which waits for the input, too, while `down` reads it."""
+    shape = LocalShape(tp=8, cp=1, ep=1, microbatch_size=1, sequence_parallel=False, attention_kernel="flash")
+    model = load_model("command-r-08-2024")
+    program = shape_program(model, 4096, 1.25, "bfloat16", shape, True, (0,), first=False, last=False)
+    working = {
+        step.operator.name.removeprefix("model.layers.0."): size
+        for step, size in zip(program.steps, at_steps(program).working, strict=True)
+        if hasattr(step, "operator")
+    }
+    assert working["residual"] == 64 * MIB
+    width = model.intermediate_size // 8 * 2 * 4096
+    assert working["mlp.down_proj"] == 64 * MIB + width
 
 
 def test_what_waits_for_gradients_of_weights() -> None:

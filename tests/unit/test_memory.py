@@ -98,10 +98,10 @@ def test_backward_of_a_block_has_the_gradients_of_one_operator_or_of_one_region(
         memory = estimate(model, TRAINING, cluster, s).memory[0]
         return next(term.value for term in memory.terms if term.name == "working buffers")
 
-    # gate and up read one input and write 8 KiB each, and the gradient of the sum waits; their weights have
-    # 2 x 64 x 128 elements of 2 bytes. The activation and `down`, which ran before, have given back 3 of 8 KiB
-    at_work, gradients, given_back = (4 + 2 * 8 + 4) * kib, 2 * 64 * 128 * 2, 3 * 8 * kib
-    assert working("neuron-eager") == at_work + gradients - given_back
+    # `down` reads 8 KiB and writes 4, whose gradient is that of the sum, which also waits; it has 64 x 128 weights of
+    # 2 bytes. When gate and up have theirs, 3 of 8 KiB are given back
+    at_work, gradients = (8 + 4) * kib, 64 * 128 * 2
+    assert working("neuron-eager") == at_work + gradients
     block = 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128 + 2 * 64  # parameters
     # the activation function works with most: what it wrote, `down` has given back
     assert working("neuron-compiled") == ((3 - 1) * 8 + 4) * kib + 2 * block

@@ -79,10 +79,11 @@ def test_a_shared_expert_runs_backward_before_the_others() -> None:
     assert isinstance(step, OperatorStep)
     assert step.operator.name.endswith("mlp.shared_expert.act_fn")
     hidden, ffn = 2 * 4096 * model.hidden_size, 2 * 4096 * model.shared_expert_intermediate_size
-    # gradients of its output and inputs, and those that wait: of the experts' sum, of the norm by the shared expert's
-    # gate, of the residual. Given back: what down_proj and the gate kept, one number a token among it
+    # gradients of its output and inputs, and those that wait: of the norm by the shared expert's gate, and of the
+    # residual, which is that of the experts' sum. Given back: what down_proj and the gate kept, one number a token
+    # among it
     given_back = ffn + hidden + 2 * 4096
-    assert work.working_bytes == 3 * ffn + 3 * hidden - given_back
+    assert work.working_bytes == 3 * ffn + 2 * hidden - given_back
 
 
 def test_one_layer_of_a_mixture_by_hand() -> None:
