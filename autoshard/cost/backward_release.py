@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from autoshard.graph.count import operator_steps, parameter_elements
-from autoshard.graph.partition import Program, is_projection
+from autoshard.graph.partition import GatherEinsumStep, Program, is_projection
 from autoshard.graph.recompute import in_block, recomputing
 from autoshard.graph.weight_gradients import waiting_views
 
@@ -38,7 +38,8 @@ class Moments(NamedTuple):
     microbatch of any size; 0 without.
     most: bytes that the fullest step works with, without tiles. puts_off: whether a schedule may put off the gradients
     of `weights`; those of experts it may not. between: of an end of the model, most activations after the operator of
-    `weights`, whose matrices are not in `made`; nothing where that reads all.
+    `weights`, whose matrices are not in `made`; nothing where that reads all. put_off: elements of the
+    largest weight whose gradient a schedule may put off; gathered: bytes of what is gathered again to make it.
     """
 
     early: Moment = NO_MOMENT
@@ -53,6 +54,8 @@ class Moments(NamedTuple):
     puts_off: bool = True
     between: Moment = NO_MOMENT
     later: Moment = NO_MOMENT
+    put_off: int = 0
+    gathered: float = 0.0
 
 
 def moments(program: Program, held: Sequence[float], tiles: Sequence[float], begins: Sequence[float]) -> Moments:
@@ -67,10 +70,12 @@ def moments(program: Program, held: Sequence[float], tiles: Sequence[float], beg
     late = _first_of_mlp(program, read)
     most, elements = max(held, default=0.0), parameter_elements(program)
     largest, weights, puts_off = _of_largest_operator(program, held, most, elements)
+    put_off, gathered = _largest_projection(program, elements)
     if late is None:
         others = {name for names in read[:largest] for name in names}.difference(*read[largest : largest + 1])
         between = Moment(most - max(held[:largest]), _by_axes(program, others, elements)) if others else NO_MOMENT
-        return Moments(weights=weights, most=most, puts_off=puts_off, between=between)
+        of_weights = Moments(weights=weights, most=most, puts_off=puts_off, put_off=put_off, gathered=gathered)
+        return of_weights._replace(between=between)
     first = max(range(len(held)), key=held.__getitem__)
     after = max(range(late), key=held.__getitem__, default=late)
     before = max(range(late, len(held)), key=held.__getitem__)
@@ -95,6 +100,8 @@ def moments(program: Program, held: Sequence[float], tiles: Sequence[float], beg
         most,
         puts_off,
         later=Moment(most - later, made(0)),
+        put_off=put_off,
+        gathered=gathered,
     )
 
 
@@ -109,6 +116,17 @@ def _of_largest_operator(
     puts_off = any(is_projection(program.graph, one.operator) for one in operator_steps(program.steps[place]))
     made = _by_axes(program, _learned_weights(program)[place], elements)
     return place, Moment(most - held[place], made), puts_off
+
+
+def _largest_projection(program: Program, elements: Mapping[str, int]) -> tuple[int, float]:
+    """Moments.put_off and Moments.gathered. elements: of each weight. Each gradient that was put off is added to its
+    sum before the next one is made."""
+    learned, found = {tensor.name for tensor in program.graph.learned()}, [(0, 0.0)]
+    for step in program.steps:
+        gathered = float(program.local_bytes[step.gather.target]) if isinstance(step, GatherEinsumStep) else 0.0
+        several = (one for one in operator_steps(step) if is_projection(program.graph, one.operator))
+        found += [(elements[one.inputs[1]], gathered) for one in several if one.inputs[1] in learned]
+    return max(found)
 
 
 def largest_operators(program: Program, elements: Mapping[str, int]) -> list[int]:

@@ -240,10 +240,10 @@ def _handed_over(rank: Rank, state: State) -> Number:
 def _at_once_bytes(rank: Rank, state: State, parameter_bytes: int) -> list[tuple[Number, Number]]:
     """Bytes of gradients of weights that are there at one time, by kind, in the order of Rank.kinds: in backward and
     behind it. -inf for none, as where all travel in every microbatch, which counts them. Where gradients are put off
-    they come behind it: what its blocks kept of the microbatch is gone but for what waits."""
+    they come behind it, one by one, with what is gathered for one: what blocks kept of the microbatch is gone, and what
+    waits of it is there."""
     found: list[tuple[Number, Number]] = []
-    of_block = state.block.at_once, state.block.in_backward
-    for elements, in_backward in state.at_once or [of_block] * len(rank.kinds):
+    for elements, in_backward, put_off, gathered in state.at_once or [state.block.gradients_at_once] * len(rank.kinds):
         if not anywhere(elements):
             found.append((-inf, -inf))
             continue
@@ -251,8 +251,9 @@ def _at_once_bytes(rank: Rank, state: State, parameter_bytes: int) -> list[tuple
         if not rank.weights_apart:
             found.append((gradients, -inf))
             continue
-        gone = rank.most_blocks * largest(0.0, rank.block.kept_bytes - rank.block.weights_waiting_bytes)
-        found.append((where(in_backward > 0, gradients, -inf), where(in_backward > 0, -inf, gradients - gone)))
+        gone = rank.most_blocks * (rank.block.kept_bytes - rank.block.weights_waiting_bytes)
+        later = put_off * parameter_bytes + gathered * rank.hidden_bytes - gone
+        found.append((where(in_backward > 0, gradients, -inf), where(in_backward > 0, -inf, later)))
     return found
 
 
@@ -356,11 +357,11 @@ def _end_gradients_bytes(rank: Rank, activations: Number, gone_bytes: Number, pa
     """Bytes beside all that is kept when backward has the gradients of an end's weights, for each end of the rank.
     activations: bytes that blocks keep. gone_bytes: of `_gone_at_first_bytes`.
 
-    At the head, its gradient and that of the logits; the loss is over. Where it was put off, it comes when nothing but
-    what waited is left of the microbatch. A loss in chunks makes it chunk by chunk: all that it works with is there.
-    Where a prediction module has read the same table, its gradient waits and is added. At the embedding, the gradients
-    of its output and of its table, of which a head that has it too made another one; of what its blocks kept of the
-    microbatch nothing is left.
+    At the head, its gradient and that of the logits; the loss is over. Where it was put off, it comes, with what is
+    gathered for it, when nothing but what waited is left of the microbatch. A loss in chunks makes it chunk by chunk:
+    all that it works with is there. Where a prediction module has read the same table, its gradient waits and is added.
+    At the embedding, the gradients of its output and of its table, of which a head that has it too made another one; of
+    what its blocks kept of the microbatch nothing is left.
     """
     for end in rank.ends:
         unit, kept_by_end = end.unit, end.part.kept_bytes if end.has_loss else 0.0
@@ -373,7 +374,8 @@ def _end_gradients_bytes(rank: Rank, activations: Number, gone_bytes: Number, pa
             if predicts:
                 yield largest(SUMMED_GRADIENTS * table, 2 * table + end.part.working_bytes)
         elif end.has_loss and rank.weights_apart:
-            yield weights - (activations / rank.in_flight - waiting) - (kept_by_end - end.part.weights_waiting_bytes)
+            gone = added(activations / rank.in_flight - waiting, kept_by_end - end.part.weights_waiting_bytes)
+            yield weights + unit.gathered * rank.hidden_bytes - gone
         elif end.has_loss:
             logits = parameter_bytes / loss_work_bytes(parameter_bytes) * end.part.working_bytes - kept_by_end
             at_work = largest(logits, _head_work_bytes(rank, end))
@@ -481,12 +483,14 @@ def _of_ends(rank: Rank, name: str) -> Number:
 class Backward(NamedTuple):
     """Bytes at work when the last block of a kind on a chunk, if it is there, runs backward; or an end of the model.
     over: what the loss of this microbatch no longer keeps. given_back: what the blocks behind no longer keep. segment,
-    again: what the largest segment saves that runs again, and what all do."""
+    again: what the largest segment saves that runs again, and what all do. later: beside all that is kept, when
+    gradients come that were put off; -inf for none."""
 
     block: Any
     there: Any
     segment: Number
     again: Number
+    later: Number
     replay: Number
     working: Number
     over: Number
@@ -519,14 +523,14 @@ def _backwards(rank: Rank, software: Software, state: State, parameter_bytes: in
         there = part.segment_bytes if state.in_regions else part.at_weights_bytes - part.working_bytes
         working = added(working, largest(0.0, at_work + there - part.replay_bytes), table)
         if rank.weights_apart:
-            working = largest(working + part.for_weights_bytes, later)
+            working = working + part.for_weights_bytes
         if not kind and rank.ends:
             of_ends = (_of_ends(rank, name) for name in ("segment_bytes", "again_bytes", "replay_bytes"))
             runs_again = tuple(map(largest, runs_again, of_ends))
         if some_bare:
             runs_again = tuple(where(bare, 0.0, number) for number in runs_again)
-            working = where(bare, 0.0, working)
-        return Backward(part, last.there, *runs_again, working, 0.0, given_back)
+            working, later = where(bare, 0.0, working), where(bare, -inf, later)
+        return Backward(part, last.there, *runs_again[:2], later, runs_again[2], working, 0.0, given_back)
 
     return [[backward(last, kind) for last in chunks] for kind, chunks in enumerate(rank.kinds)]
 
@@ -535,23 +539,23 @@ def _in_work(rank: Rank, software: Software, backwards: Sequence[Sequence[Backwa
     """(replay, working, over, given back) of the part that holds most in backward: of a block, or of an end of the
     model."""
     best, *others = (_in_work_with(rank, one, software) for chunks in backwards for one in chunks)
-    numbers = best[4:]
+    numbers = best[5:]
     if not others:
         return numbers
     most = where(best.there, best.total, -inf)
     for other in others:
         total = where(other.there, other.total, -inf)
         more = total > most
-        numbers = tuple(where(more, number, known) for number, known in zip(other[4:], numbers, strict=True))
+        numbers = tuple(where(more, number, known) for number, known in zip(other[5:], numbers, strict=True))
         most = largest(most, total)
     return numbers
 
 
 def _in_work_with(rank: Rank, one: Backward, software: Software) -> Backward:
-    replayed, working, over, given_back = one[4:]
+    later, replayed, working, over, given_back = one[4:]
     if rank.weights_apart:  # what the other blocks of the microbatch in work leave, for what they kept
         left = (rank.most_blocks - 1) * (rank.block.weights_waiting_bytes - rank.block.kept_bytes)
-        working = working + largest(0.0, left + given_back)
+        working = largest(working + largest(0.0, left + given_back), added(later, -replayed, given_back))
     if rank.ends:
         at_ends = _of_ends(rank, "working_bytes")
         if rank.has_loss and not software.keeps_loss:

@@ -227,7 +227,9 @@ class Unit(NamedTuple):
     that do not travel; else at_once: of those that it has at one time, of a block those that do not travel, and
     of an end back_at_once: activations that are gone by then, in hidden activations of a microbatch; head_at_once:
     elements of the head's table where the losses of two modules read it; in_backward: 1 where no schedule puts off
-    at_once, such as gradients of experts. 0.0 in all rows where none has any."""
+    at_once, such as gradients of experts. Where a schedule puts them off, put_off: those of a block that come at one
+    time then; gathered: what is gathered for them, in hidden activations of a microbatch. 0.0 in all rows where none
+    has any."""
 
     parameters: Number
     owned: Number
@@ -240,6 +242,8 @@ class Unit(NamedTuple):
     back_at_once: Number = 0.0
     head_at_once: Number = 0.0
     in_backward: Number = 0.0
+    put_off: Number = 0.0
+    gathered: Number = 0.0
 
     @property
     def weights(self) -> Number:
@@ -250,6 +254,11 @@ class Unit(NamedTuple):
     def sums(self) -> Number:
         """Sums of gradients that are held on the rank."""
         return self.parameters if self.travelling is STAYS else self.travelling.sums
+
+    @property
+    def gradients_at_once(self) -> tuple[Number, Number, Number, Number]:
+        """A block's at_once, in_backward, put_off and gathered."""
+        return self.at_once, self.in_backward, self.put_off, self.gathered
 
     @property
     def going(self) -> Number:
@@ -267,7 +276,17 @@ class Unit(NamedTuple):
         return held._replace(travelling=Travelling._make((*numbers, turns)))
 
 
-MAY_BE_NONE = ("copies_bytes", "frozen", "handed_over", "at_once", "back_at_once", "head_at_once", "in_backward")
+MAY_BE_NONE = (
+    "copies_bytes",
+    "frozen",
+    "handed_over",
+    "at_once",
+    "back_at_once",
+    "head_at_once",
+    "in_backward",
+    "put_off",
+    "gathered",
+)
 """Fields of Unit that are a plain 0.0 where no row has any."""
 
 
@@ -277,7 +296,7 @@ class State(NamedTuple):
 
     kinds: the units of the model's kinds of blocks, where it has several; `block` is then of its first one, or the mean
     of those that `of` was asked for. turns: of each of these, whether it is there, and what of it travels. at_once: of
-    each of these, at_once and in_backward.
+    each of these, at_once, in_backward, put_off and gathered.
     shares: whether other ranks keep the rest of a rank's optimizer state, so that gradients and parameters travel in
     buckets. owners: how many ranks share a table. gathers: 1 under ZeRO-3, else 0. travels: which rows are under ZeRO-2
     or -3; False where none is. choice: bytes of an indexer's choice for a byte of the hidden activations with which
@@ -295,7 +314,7 @@ class State(NamedTuple):
     travels: Any
     kinds: Mapping[int, Unit] = {}
     turns: Sequence[tuple[Any, Turns]] = ()
-    at_once: Sequence[tuple[Number, Number]] = ()
+    at_once: Sequence[tuple[Number, Number, Number, Number]] = ()
     choice: Number = 0.0
     one_graph: bool = False
     in_regions: bool = False
@@ -306,7 +325,7 @@ class State(NamedTuple):
             return self
         units, counts = zip(*((self.kinds[kind], count) for kind, count in kinds), strict=True)
         turns = tuple((share > 0, unit.travelling.turns) for share, unit in zip(shares(counts), units, strict=True))
-        at_once = [(unit.at_once, unit.in_backward) for unit in units]
+        at_once = [unit.gradients_at_once for unit in units]
         return self._replace(block=mean_unit(units, counts), turns=turns, at_once=at_once)
 
     def take(self, rows: Any) -> State:
@@ -424,21 +443,23 @@ def mesh_state(
         element_bytes = DTYPE_BYTES[precision.parameter_dtype]
         more_bytes = precision.products.held_bytes(element_bytes, zero) - element_bytes
 
-    def gradients_of(of: Contents, staying: float, is_block: bool) -> tuple[float, float, float, float, float]:
+    def gradients_of(of: Contents, staying: float, is_block: bool) -> tuple[float, ...]:
         if hands_over == "nothing":
-            return 0.0, 0.0, 0.0, 0.0, 0.0
+            return ()
         if hands_over == "stages":
-            return staying * precision.sums_apart, 0.0, 0.0, 0.0, 0.0
-        back, made = of.moments.weights
+            return (staying * precision.sums_apart,)
+        (back, made), gathered = of.moments.weights, of.moments.gathered / hidden_bytes
         if not is_block:
-            return 0.0, float(sum(made.values())), back / hidden_bytes, float(of.head_gradients), 0.0
+            of_end = float(sum(made.values())), back / hidden_bytes, float(of.head_gradients)
+            return 0.0, *of_end, 0.0, 0.0, gathered
         in_regions = hands_over == "regions"
         if zero < 2:
             at_once = staying if in_regions else float(sum(made.values()))
         else:  # such as of experts that no two ranks have; norms and biases are few
             counts = of.matrices if in_regions else made
             at_once = float(sum([count for axes, count in counts.items() if mesh.size(zero_axes(axes)) == 1]))
-        return 0.0, at_once, 0.0, 0.0, float(not (in_regions or of.moments.puts_off))
+        put_off = (at_once, 0.0) if in_regions else (float(of.moments.put_off), gathered)
+        return 0.0, at_once, 0.0, 0.0, float(not (in_regions or of.moments.puts_off)), *put_off
 
     def unit(of: Contents, is_block: bool = False, reads_table_once: bool = False) -> Unit:
         counts, matrices, _, times, quantized, frozen, chunks_loss, *_ = of

@@ -434,6 +434,21 @@ def test_gradients_of_experts_are_not_put_off() -> None:
         assert terms(s, 0, model=model)["working buffers"] == expected
 
 
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_gradients_that_were_put_off_come_one_by_one(recompute: str) -> None:
+    """Gate and up read one gathered input, 8 tokens of 64 numbers, and each has 64 x 512 weights on a rank. Of the
+    microbatch all that waits is there by then, and nothing that its block kept: an audit of a block of Llama 3 70B
+    found 5 % less than was planned, one of its head 3 % more."""
+    model = replace(MODEL, num_hidden_layers=2, intermediate_size=1024, vocab_size=16)
+    s = strategy(tp=2, pp=2, sequence_parallel=True, schedule="zero_bubble", stage_layers=(1, 1), recompute=recompute)
+    training = replace(TRAINING, sequence_length=8)
+    block = strategy_parts(model, training, cluster_of(s), s)[0].block
+    of_gate, gathered = 64 * 512 * 2, 8 * 64 * 2
+    first = terms(s, 0, training, model)
+    left = block.weights_waiting_bytes - block.kept_bytes
+    assert first["recompute"] + first["working buffers"] == of_gate + gathered + left
+
+
 @pytest.mark.parametrize("zero", [2, 3])
 def test_gradients_of_experts_that_no_two_ranks_have_do_not_travel(zero: int) -> None:
     """Those of one product with them are there before they are added to their sum, beside what travels: audits of

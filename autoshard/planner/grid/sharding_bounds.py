@@ -94,6 +94,8 @@ def _among(tp: int, unit: Contents) -> Contents:
         weights=Moment(weights.given_back, made),  # counted in hidden activations, which are shared as they are
         puts_off=unit.moments.puts_off,
         between=Moment(LARGE, others) if others else NO_MOMENT,
+        put_off=unit.moments.put_off // tp,
+        gathered=unit.moments.gathered,
     )
     return Contents(
         parameters,
