@@ -802,6 +802,7 @@ MODELS["minicpm3"] = replace(
 # 6 heads: tp=4 pads them
 MODELS["minicpm3 of 6 heads"] = replace(
     MODELS["minicpm3"],
+    hidden_size=96,
     num_attention_heads=6,
     num_key_value_heads=6,
     tie_word_embeddings=False,
