@@ -31,6 +31,16 @@ class Box:
             return None
         return Box(offsets, tuple(stop - offset for offset, stop in zip(offsets, stops, strict=True)))
 
+    def common_elements(self, other: Box) -> int:
+        """The elements of `common`, 0 for None, without the box."""
+        elements = 1
+        for at, size, other_at, other_size in zip(self.offsets, self.sizes, other.offsets, other.sizes, strict=True):
+            length = min(at + size, other_at + other_size) - max(at, other_at)
+            if length <= 0:
+                return 0
+            elements *= length
+        return elements
+
     @property
     def stops(self) -> tuple[int, ...]:
         return tuple(offset + size for offset, size in zip(self.offsets, self.sizes, strict=True))

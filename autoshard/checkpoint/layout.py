@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from autoshard.checkpoint.boxes import Box, boxes_of_run
 from autoshard.graph.ir import Tensor
@@ -52,8 +52,47 @@ class Shard:
     learned: bool = True
 
 
-_Held = dict[BucketKey, list[tuple[Program, Tensor, bool]]]
-"""(program, parameter, whether another stage holds it too and writes it) by bucket."""
+@dataclass(frozen=True)
+class _Parameter:
+    """A parameter of a bucket but for its name, by all that ranks of one pipeline rank have in common.
+
+    sizes: of the part that one rank holds, the same on all. splits: (axis, dim, elements from one index along the axis
+    to the next), outer axes first. shape: the whole parameter without padding. copied_along: axes along which ranks
+    hold the same elements. again: whether another stage holds it too and writes it.
+    """
+
+    sizes: tuple[int, ...]
+    splits: tuple[tuple[str, int, int], ...]
+    shape: tuple[int, ...]
+    copied_along: tuple[str, ...]
+    again: bool
+
+    def offsets(self, index: dict[str, int]) -> tuple[int, ...]:
+        """The place in the whole parameter of the part at these coordinates; outer axes hold the larger parts."""
+        offsets = [0] * len(self.sizes)
+        for axis, dim, elements in self.splits:
+            offsets[dim] += index[axis] * elements
+        return tuple(offsets)
+
+
+class _Bucket(NamedTuple):
+    """A bucket of a pipeline rank. parameters: by name, in order. sizes: elements of each one's part on one rank, by
+    name. shard_axes: those along which ranks hold different shards. elements: of a shard, with padding. learned: as in
+    Shard."""
+
+    parameters: dict[str, _Parameter]
+    sizes: dict[str, int]
+    shard_axes: tuple[str, ...]
+    elements: int
+    learned: bool
+
+
+class _Again(NamedTuple):
+    """A bucket that differs from an earlier one by names alone, as those of blocks that are alike do. place: of the
+    earlier one. names: its parameter -> the one here."""
+
+    place: int
+    names: dict[str, str]
 
 
 def parameter_shapes(model: ModelSpec) -> dict[str, tuple[int, ...]]:
@@ -70,74 +109,85 @@ def rank_shards(plan: Plan, rank: int) -> tuple[Shard, ...]:
 def shards_of(plan: Plan, ranks: Iterable[int]) -> Iterator[tuple[Shard, ...]]:
     """The shards of each of these ranks, as `rank_shards`; ranks of one pipeline stage share the work."""
     mesh, shapes = plan.mesh, parameter_shapes(plan.model)
-    held: dict[int, _Held] = {}
+    buckets: dict[int, tuple[_Bucket | _Again, ...]] = {}
     for rank in ranks:
         pipeline_rank, index = mesh.coordinates(rank)
-        if pipeline_rank not in held:
-            held[pipeline_rank] = _held(plan, pipeline_rank)
-        buckets = held[pipeline_rank]
-        yield tuple(_shard(key, buckets[key], mesh, index, plan.strategy.zero, shapes) for key in sorted(buckets))
+        if pipeline_rank not in buckets:
+            buckets[pipeline_rank] = _buckets(plan, pipeline_rank, shapes)
+        shards: list[Shard] = []
+        for one in buckets[pipeline_rank]:
+            shards.append(_named(shards[one.place], one.names) if isinstance(one, _Again) else _shard(one, mesh, index))
+        yield tuple(shards)
 
 
-def _held(plan: Plan, pipeline_rank: int) -> _Held:
-    """The parameters of a pipeline rank's stages, grouped by bucket, in order."""
+def _buckets(plan: Plan, pipeline_rank: int, shapes: dict[str, tuple[int, ...]]) -> tuple[_Bucket | _Again, ...]:
+    """The buckets of a pipeline rank's stages, in the optimizer's order. shapes: as of `parameter_shapes`."""
     first, last = plan.stages[0], plan.stages[-1]
     programs = {s.index: plan.program(s.layers, s.has_embedding, s.has_head) for s in plan.stages if s in (first, last)}
     tied = tied_parameters(programs[first.index], programs[last.index])
-    buckets: _Held = {}
+    mesh, zero = plan.mesh, plan.strategy.zero
+    held: dict[BucketKey, dict[str, _Parameter]] = {}
     for stage in (stage for stage in plan.stages if stage.pipeline_rank == pipeline_rank):
         if not (stage.layers or stage.has_embedding or stage.has_head):
             continue  # it passes on what it receives and holds nothing
         program = programs.get(stage.index) or plan.program(stage.layers, stage.has_embedding, stage.has_head)
         for tensor in program.graph.parameters():
             again = tensor.name in tied and stage is last
-            key = bucket_key(program, tensor.name, plan.mesh, tied, plan.strategy.zero)
-            buckets.setdefault(key, []).append((program, tensor, again))
-    return buckets
+            key = bucket_key(program, tensor.name, mesh, tied, zero)
+            held.setdefault(key, {})[tensor.name] = _parameter(program, tensor, shapes[tensor.name], again)
+    buckets: list[_Bucket | _Again] = []
+    places: dict[tuple[object, ...], int] = {}
+    for place, key in enumerate(sorted(held)):
+        new = _bucket(key, held[key], mesh, zero)
+        but_for_names = (tuple(new.parameters.values()), new.shard_axes, new.elements, new.learned)
+        earlier = places.setdefault(but_for_names, place)
+        alike = buckets[earlier] if earlier < place else new
+        assert isinstance(alike, _Bucket)
+        names = dict(zip(alike.parameters, new.parameters, strict=True))
+        buckets.append(new if alike is new else _Again(earlier, names))
+    return tuple(buckets)
 
 
-def _shard(
-    key: BucketKey,
-    held: list[tuple[Program, Tensor, bool]],
-    mesh: Mesh,
-    index: dict[str, int],
-    zero: int,
-    shapes: dict[str, tuple[int, ...]],
-) -> Shard:
-    by_name = {tensor.name: (program, tensor, again) for program, tensor, again in held}
-    sizes = {name: prod(_local_box(program, tensor, index).sizes) for name, (program, tensor, _) in by_name.items()}
+def _bucket(key: BucketKey, parameters: dict[str, _Parameter], mesh: Mesh, zero: int) -> _Bucket:
     axes = key.shard_axes if zero else ()
-    padded = padded_elements(key, sum(sizes.values()), mesh, zero)
-    elements = padded // mesh.size(axes)
-    begin = mesh.position(index, axes) * elements
-    pieces: list[Piece] = []
-    for run in runs_of_shard(sizes, begin, elements):
-        program, tensor, again = by_name[run.name]
-        local = _local_box(program, tensor, index)
-        writes = not again and _is_first(program, tensor, index, axes)
-        at = run.start
-        for box in boxes_of_run(local.sizes, run.skipped, run.skipped + run.elements):
-            whole = box.within(local.offsets)
-            published = whole.common(Box((0,) * len(whole.sizes), shapes[tensor.name]))
-            if published is not None:  # padding lies at the end of a dim
-                pieces.append(Piece(tensor.name, published, at, writes, None if published == whole else whole.sizes))
-            at += box.elements
-    return Shard(elements, tuple(pieces), key.learned)
+    sizes = {name: prod(one.sizes) for name, one in parameters.items()}
+    elements = padded_elements(key, sum(sizes.values()), mesh, zero) // mesh.size(axes)
+    return _Bucket(parameters, sizes, axes, elements, key.learned)
 
 
-def _local_box(program: Program, tensor: Tensor, index: dict[str, int]) -> Box:
-    """The part of the whole tensor that a rank holds; outer axes hold the larger parts."""
+def _parameter(program: Program, tensor: Tensor, shape: tuple[int, ...], again: bool) -> _Parameter:
     sizes = [program.graph.sizes[dim] for dim in tensor.dims]
-    offsets = [0] * len(sizes)
+    splits, copied_along = list[tuple[str, int, int]](), list[str]()
     for (axis, count), entry in zip(program.axes.items(), program.states[tensor.name], strict=True):
         if entry in tensor.dims:
             dim = tensor.dims.index(entry)
             sizes[dim] //= count
-            offsets[dim] += index[axis] * sizes[dim]
-    return Box(tuple(offsets), tuple(sizes))
+            splits.append((axis, dim, sizes[dim]))
+        else:
+            copied_along.append(axis)
+    return _Parameter(tuple(sizes), tuple(splits), shape, tuple(copied_along), again)
 
 
-def _is_first(program: Program, tensor: Tensor, index: dict[str, int], sharded: tuple[str, ...]) -> bool:
-    """Whether the rank is the first of those that hold the same elements. sharded: axes along which elements differ."""
-    entries = zip(program.axes, program.states[tensor.name], strict=True)
-    return all(index[axis] == 0 for axis, entry in entries if entry not in tensor.dims and axis not in sharded)
+def _shard(bucket: _Bucket, mesh: Mesh, index: dict[str, int]) -> Shard:
+    """The shard of a bucket at these coordinates."""
+    begin = mesh.position(index, bucket.shard_axes) * bucket.elements
+    pieces: list[Piece] = []
+    for run in runs_of_shard(bucket.sizes, begin, bucket.elements):
+        held = bucket.parameters[run.name]
+        offsets = held.offsets(index)
+        is_first = all(index[axis] == 0 for axis in held.copied_along if axis not in bucket.shard_axes)
+        at = run.start
+        for box in boxes_of_run(held.sizes, run.skipped, run.skipped + run.elements):
+            whole = box.within(offsets)
+            published = whole.common(Box((0,) * len(held.shape), held.shape))
+            if published is not None:  # padding lies at the end of a dim
+                of_block = None if published == whole else whole.sizes
+                pieces.append(Piece(run.name, published, at, is_first and not held.again, of_block))
+            at += box.elements
+    return Shard(bucket.elements, tuple(pieces), bucket.learned)
+
+
+def _named(shard: Shard, names: dict[str, str]) -> Shard:
+    """A shard with other names of its parameters. names: the one in the shard -> the new one."""
+    pieces = tuple(Piece(names[one.name], one.box, one.start, one.writes, one.held) for one in shard.pieces)
+    return Shard(shard.elements, pieces, shard.learned)

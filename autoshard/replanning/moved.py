@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from autoshard.checkpoint.boxes import Box
@@ -33,19 +33,32 @@ class Moved:
         return 1 - self.moved_bytes / self.total_bytes
 
 
-def moved(before: Plan, after: Plan) -> Moved:
-    """How much training state moves from one layout to another of the same model."""
+@dataclass(frozen=True)
+class Held:
+    """The training state that a layout holds. boxes: by rank, of those that are looked at and exist in the layout:
+    whether it is learned -> tensor -> boxes."""
+
+    boxes: Mapping[int, Mapping[bool, Mapping[str, list[Box]]]]
+
+
+def held(before: Plan, world: int) -> Held:
+    """The state that a layout holds on those ranks that `moved` looks at in a new layout of `world` ranks."""
+    ranks = [rank for rank in sample(world) if rank < before.mesh.world_size]
+    return Held(dict(zip(ranks, map(_boxes, shards_of(before, ranks)), strict=True)))
+
+
+def moved(before: Held, after: Plan) -> Moved:
+    """How much training state moves from one layout to another of the same model. before: `held` for as many ranks as
+    the new layout has."""
     world = after.mesh.world_size
     ranks = sample(world)
-    there = [rank for rank in ranks if rank < before.mesh.world_size]
-    held = dict(zip(there, shards_of(before, there), strict=True))
     total = kept = 0
     for rank, shards in zip(ranks, shards_of(after, ranks), strict=True):
-        for learned in (True, False):
-            wanted, width = _boxes(shards, learned), _state_bytes(after, learned)
+        for learned, wanted in _boxes(shards).items():
+            width = _state_bytes(after, learned)
             total += width * sum(box.elements for boxes in wanted.values() for box in boxes)
-            if rank in held:
-                kept += width * _common_elements(wanted, _boxes(held[rank], learned))
+            if rank in before.boxes:
+                kept += width * _common_elements(wanted, before.boxes[rank][learned])
     scale = world / len(ranks)
     return Moved(total * scale, (total - kept) * scale)
 
@@ -63,16 +76,16 @@ def sample(world: int) -> tuple[int, ...]:
     return tuple(sorted({int(i * _GOLDEN % 1 * world) for i in range(MOST_RANKS)}))
 
 
-def _boxes(shards: Iterable[Shard], learned: bool) -> dict[str, list[Box]]:
-    found: dict[str, list[Box]] = defaultdict(list)
-    for shard in (one for one in shards if one.learned == learned):
+def _boxes(shards: Iterable[Shard]) -> dict[bool, dict[str, list[Box]]]:
+    """Boxes of a rank's shards: whether they are learned -> tensor -> boxes."""
+    found: dict[bool, dict[str, list[Box]]] = {True: defaultdict(list), False: defaultdict(list)}
+    for shard in shards:
         for piece in shard.pieces:
-            found[piece.name].append(piece.box)
+            found[shard.learned][piece.name].append(piece.box)
     return found
 
 
-def _common_elements(wanted: dict[str, list[Box]], held: dict[str, list[Box]]) -> int:
+def _common_elements(wanted: Mapping[str, list[Box]], held: Mapping[str, list[Box]]) -> int:
     """Number of elements that are in both sets of boxes, by tensor name. Boxes of one rank never overlap each other."""
     pairs = ((one, other) for name, boxes in wanted.items() for one in boxes for other in held.get(name, ()))
-    shared = (one.common(other) for one, other in pairs)
-    return sum(box.elements for box in shared if box is not None)
+    return sum(one.common_elements(other) for one, other in pairs)

@@ -23,7 +23,7 @@ from autoshard.plans.plan import Plan, SearchSummary, make_plan
 from autoshard.plans.prices import other_operators, priced
 from autoshard.plans.search_result import Candidate, Pins, SearchResult
 from autoshard.replanning.edit import with_operators
-from autoshard.replanning.moved import Moved, moved
+from autoshard.replanning.moved import Moved, held, moved
 from autoshard.spec.cluster import Cluster
 from autoshard.units import format_bytes, format_seconds
 
@@ -69,11 +69,11 @@ def replan(before: Plan, nodes: int) -> Replanned:
     passed, searched = passed_over(problem, pins), result.best
     sure = min(_fit_probability(before), searched.estimate.fits_probability)
     near = [one for one in _candidates(asked, cluster, pins, result) if _is_as_good(passed, one, searched, sure)]
-    distances: dict[tuple[object, ...], Moved] = {}
+    there, distances = held(before, cluster.world_size), dict[tuple[object, ...], Moved]()
     for one in near:
         key = _placement(one.strategy)
         if key not in distances:
-            distances[key] = moved(before, _plan(asked, cluster, one))
+            distances[key] = moved(there, _plan(asked, cluster, one))
     chosen = min(near, key=lambda one: (distances[_placement(one.strategy)].moved_bytes, one.estimate.step_time_s))
     distance, searched_distance = (distances[_placement(one.strategy)] for one in (chosen, searched))
     if distance.kept_share < searched_distance.kept_share + WORTH:
@@ -84,7 +84,7 @@ def replan(before: Plan, nodes: int) -> Replanned:
     choices = other_operators(before)
     kept, operator_notes = _with_operators(_plan(asked, cluster, chosen), choices, sure)
     if kept is not None:
-        distance = moved(before, kept)
+        distance = moved(there, kept)
         words = f"with Megatron's operators {result.optimality}"
         result = replace(result, notes=said_of_megatron(result.notes), optimality=words)
     plan = make_plan(

@@ -2,16 +2,19 @@
 
 import json
 import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from autoshard.backends.rules import Problem, warnings
+from autoshard.checkpoint import layout
 from autoshard.cli import main
 from autoshard.cost.estimate import estimate
 from autoshard.errors import AutoshardError
 from autoshard.files.codec import to_json
+from autoshard.layout.buckets import Run, runs_of_shard
 from autoshard.layout.strategy import Strategy
 from autoshard.models.registry import load_model
 from autoshard.models.stage import parameter_count
@@ -28,7 +31,7 @@ from autoshard.plans.search_result import Pins
 from autoshard.plans.validate import plan_from_dict, read_plan
 from autoshard.replanning import replan
 from autoshard.replanning.edit import edited, made_anew
-from autoshard.replanning.moved import MOST_RANKS, Moved, moved, sample
+from autoshard.replanning.moved import MOST_RANKS, Held, Moved, held, moved, sample
 from autoshard.replanning.replan import LITTLE, WORTH
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.training import TrainingSpec, load_precision
@@ -45,6 +48,10 @@ def plan(chosen: Strategy) -> Plan:
     return plan_of(LLAMA, chosen, 4, FP32)
 
 
+def moved_between(before: Plan, after: Plan) -> Moved:
+    return moved(held(before, after.mesh.world_size), after)
+
+
 @pytest.mark.parametrize(
     ("before", "after", "total", "kept"),
     [
@@ -57,7 +64,7 @@ def plan(chosen: Strategy) -> Plan:
     ],
 )
 def test_what_moves(before: Strategy, after: Strategy, total: float, kept: float) -> None:
-    found = moved(plan(before), plan(after))
+    found = moved_between(plan(before), plan(after))
     assert found.total_bytes == total * STATE
     assert found.total_bytes - found.moved_bytes == kept * STATE
 
@@ -69,9 +76,24 @@ def test_halves_of_rows_meet_halves_of_blocks() -> None:
     block = (parameter_count(LLAMA) - 2 * embedding - norm) // 4
     matrices = block - 2 * norm
     kept = embedding / 2 + embedding / 2 + norm + 4 * (matrices / 2 + 2 * norm)
-    found = moved(plan(PP), plan(TP))
+    found = moved_between(plan(PP), plan(TP))
     assert found.total_bytes - found.moved_bytes == 3 * 4 * kept
     assert found.total_bytes == STATE + 3 * 4 * 9 * norm  # both hold every norm
+
+
+def test_blocks_that_are_alike_are_laid_out_once_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under ZeRO-3: the norms; the head, and the embedding like it; four blocks."""
+    laid_out = list[int]()
+
+    def counting(sizes: Mapping[str, int], begin: int, elements: int) -> Iterator[Run]:
+        laid_out.append(elements)
+        return runs_of_shard(sizes, begin, elements)
+
+    monkeypatch.setattr(layout, "runs_of_shard", counting)
+    (shards,) = layout.shards_of(plan(strategy(dp=2, zero=3)), (1,))
+    assert [one.elements for one in shards] == [288, 3072, 3072, *4 * [15360]]
+    assert laid_out == [288, 3072, 15360]
+    assert [one.pieces[0].name for one in shards[3:]] == [f"model.layers.{n}.mlp.gate_proj.weight" for n in range(4)]
 
 
 def test_a_sample_of_a_large_world_meets_every_place_of_an_axis() -> None:
@@ -94,8 +116,17 @@ def sixteen() -> Plan:
     )
 
 
-def test_little_is_given_for_moving_less(sixteen: Plan) -> None:
+def test_little_is_given_for_moving_less(sixteen: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted, module = list[Plan](), sys.modules[moved.__module__]
+
+    def counting(plan: Plan, ranks: Sequence[int]) -> Iterator[tuple[layout.Shard, ...]]:
+        counted.append(plan)
+        return layout.shards_of(plan, ranks)
+
+    monkeypatch.setattr(module, "shards_of", counting)
     found = replan(sixteen, 15)
+    assert len(counted) > 2
+    assert counted.count(sixteen) == 1
     assert found.plan.cluster == replace(sixteen.cluster, nodes=15)
     assert (found.plan.model, found.plan.training) == (sixteen.model, sixteen.training)
     assert found.plan.strategy.tp == 4  # pinned
@@ -146,7 +177,7 @@ def test_another_layout_is_taken_only_where_no_more_is_held_against_it(monkeypat
     near = [one.strategy for one in searched.runners_up if one.estimate.step_time_s <= most_s]
     assert any(len(path.unknown(one)) > len(unknown) for one in near)
 
-    def moves(before: Plan, after: Plan) -> Moved:
+    def moves(before: Held, after: Plan) -> Moved:
         return Moved(100.0, 90.0 if after.strategy == searched.best.strategy else 0.0)
 
     monkeypatch.setattr(sys.modules[replan.__module__], "moved", moves)
