@@ -33,7 +33,8 @@ def config_of(family: Family) -> ModuleType:
 def weights_of(family: Family) -> ModuleType | None:
     """Module with `block(model, layer)` and `ends(model)`, which list parts of the Hugging Face checkpoint, of a traced
     model of its module's tensors, and where there are such `fused_block`, of checkpoints with all experts of a block in
-    one tensor, LEFT_OUT, prefixes of tensors that are not read, and `left_out(model)`, those that depend on the model;
+    one tensor, LEFT_OUT, prefixes of tensors that are not read, `left_out(model)`, those that depend on the model, and
+    `saved_as(tensor)`, transformers' name of a tensor where it writes another one than the publisher and reads both;
     None if no such checkpoint is known."""
     return _module(family, "weights") if family.folder else None
 

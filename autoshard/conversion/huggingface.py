@@ -92,7 +92,7 @@ def huggingface_source(folder: Path, traced: ModelSpec | None = None) -> Source:
             dtypes[part.parameter] = DTYPE
             used |= {part.tensor + BLOCKS, part.tensor + SCALES}
             continue
-        name = _name_in_file(part.tensor, tensors, folder, "its config.json" if traced is None else "the plan")
+        name = _name_in_file(part.tensor, model, tensors, folder)
         path, stored = tensors[name]
         part = _as_stored(part, stored.shape, sizes)
         _check(path, name, stored, part, part_shape(part, sizes), dtypes.setdefault(part.parameter, stored.dtype))
@@ -263,11 +263,14 @@ def _module(tensor: str) -> str:
     return ".".join(tensor.split(".")[:2])
 
 
-def _name_in_file(tensor: str, found: Mapping[str, Any], folder: Path, says: str) -> str:
-    """The name of a tensor as the files have it. says: who says that there is one."""
-    for name in _names_in_files(tensor):
-        if name in found:
-            return name
+def _name_in_file(tensor: str, model: ModelSpec, found: Mapping[str, Any], folder: Path) -> str:
+    """The name of a tensor of the model as the files have it."""
+    saved_as = getattr(weights_of(model.family), "saved_as", None)
+    for published in (tensor,) if saved_as is None else (tensor, saved_as(tensor)):
+        for name in _names_in_files(published):
+            if name in found:
+                return name
+    says = "its config.json" if model.family.is_published else "the plan"
     raise AutoshardError(f"{folder} has no tensor {tensor}, which the model of {says} needs")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from autoshard.models.deepseek.weights import latent_attention, mlp
@@ -12,6 +13,19 @@ from autoshard.spec.model import ModelSpec
 
 LEFT_OUT = ("model.mtp_layers.",)
 """Prediction modules, which transformers leaves out too."""
+SAVED = (
+    (re.compile(r"\.hc_(attn_layer|mlp_layer|head)(\.hc_pre)?\."), r".hc_pre.hc_\1."),
+    (re.compile(r"\.(mlp|shared_experts)\.gate_proj\."), r".\1.linear_gate."),
+)
+"""(what stands in names of tensors, what transformers 5.23 writes in its place)."""
+
+
+def saved_as(tensor: str) -> str:
+    """Transformers' name of a tensor. It undoes its own changes of names when it saves, and does not come back to the
+    published ones."""
+    for published, saved in SAVED:
+        tensor = published.sub(saved, tensor)
+    return tensor
 
 
 def ends(model: ModelSpec) -> Iterator[Part]:

@@ -13,7 +13,12 @@ from autoshard.models.weight_names import Part
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.model_types import LINEAR_ATTENTION
 
-__all__ = ["block", "ends"]
+__all__ = ["block", "ends", "saved_as"]
+
+
+def saved_as(tensor: str) -> str:
+    """Transformers' name of a tensor. It has the MLP of blocks without experts where experts are."""
+    return tensor.replace(".mlp.", ".block_sparse_moe.")
 
 
 def block(model: ModelSpec, layer: int) -> Iterator[Part]:

@@ -12,10 +12,17 @@ from autoshard.models.qwen.weights import MATRICES
 from autoshard.models.weight_names import Part
 from autoshard.spec.model import ModelSpec
 
-__all__ = ["LEFT_OUT", "block", "ends"]
+__all__ = ["LEFT_OUT", "block", "ends", "left_out"]
 
 LEFT_OUT = ("model.mtp.",)
 """Prediction modules, which transformers leaves out too."""
+
+
+def left_out(model: ModelSpec) -> tuple[str, ...]:
+    """Prefixes of further tensors that are not read: transformers saves matrices of experts that have none."""
+    without = range(model.num_local_experts, model.num_candidates)
+    layers = range(model.num_hidden_layers)
+    return tuple(f"model.layers.{layer}.mlp.experts.{expert}." for layer in layers for expert in without)
 
 
 def block(model: ModelSpec, layer: int) -> Iterator[Part]:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ import torch
 from autoshard.conversion.convert import Conversion, convert, open_source
 from tests.multiprocess.small_configs import CONFIGS
 from tests.multiprocess.transformers_models import published, read_by_transformers
-from tests.unit.weight_folders import plan
+from tests.unit.weight_folders import bytes_of, plan
 
 CHOSEN = (
     "llama, tied",
@@ -53,3 +54,15 @@ def test_transformers_loads_what_came_back(name: str, tmp_path: Path) -> None:
     assert type(again) is type(reference)
     ids = torch.randint(source.model.vocab_size, (2, 24), generator=torch.Generator().manual_seed(1))
     assert torch.equal(again(ids).logits, reference(ids).logits)
+
+
+@pytest.mark.parametrize("name", ["hy4", "kimi linear", "longcat"])
+def test_what_transformers_saves_by_other_names_is_read_too(name: str, tmp_path: Path) -> None:
+    """Its names of tensors are not the published ones, and it saves experts that have no matrices."""
+    model: Any = published(CONFIGS[name], tmp_path / "hf")
+    model.save_pretrained(tmp_path / "saved")
+    convert(
+        open_source(tmp_path / "saved"), tmp_path / "back", Conversion("hf"), lambda count: None, lambda count: None
+    )
+    assert bytes_of(tmp_path / "saved").keys() != bytes_of(tmp_path / "back").keys()
+    assert bytes_of(tmp_path / "back") == bytes_of(tmp_path / "hf")
