@@ -153,7 +153,7 @@ def test_files_that_are_no_text(tmp_path: Path, content: bytes, message: str) ->
         ("a.txt", b"", "{path} holds no text"),
         ("a.txt", b"\xff", "{path} is not text in UTF-8: byte 0 of 1 is 0xff"),
         ("a.jsonl", b"[]", "{path} row 1 is not a JSON object"),
-        ("a.jsonl", b'{"messages": []}', "{path} row 1 has no list 'messages'"),
+        ("a.jsonl", b'{"messages": []}', "{path} row 1 has no list 'messages' with a message in it"),
         ("state.json", b"[]", "{path} is not a JSON object"),
     ],
 )

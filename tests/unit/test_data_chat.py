@@ -65,8 +65,8 @@ def test_labels_of_what_is_not_learned(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"messages": "hello"}, "row 2 has no list 'messages'"),
-        ({"messages": []}, "row 2 has no list 'messages'"),
+        ({"messages": "hello"}, "row 2 has no list 'messages' with a message in it"),
+        ({"messages": []}, "row 2 has no list 'messages' with a message in it"),
         ({"messages": [ASK, {"role": "assistant"}]}, "row 2: message 2 has no text 'content'"),
         ({"messages": [{"content": "x"}]}, "row 2: message 1 has no text 'role'"),
         ({"messages": ["x"]}, "row 2: message 1 has no text 'role'"),

@@ -162,7 +162,7 @@ def _json(value: object) -> bytes:
 def _messages(record: Record) -> list[dict[str, Any]]:
     messages = record.values.get(MESSAGES_FIELD)
     if not isinstance(messages, list) or not messages:
-        raise AutoshardError(f"{record.place} has no list {MESSAGES_FIELD!r}")
+        raise AutoshardError(f"{record.place} has no list {MESSAGES_FIELD!r} with a message in it")
     for position, message in enumerate(messages, start=1):
         for key in ("role", "content"):
             if not isinstance(message, dict) or not isinstance(message.get(key), str):
