@@ -210,6 +210,7 @@ def _run_in_cluster(plan: Plan, options: RunOptions, environment: ClusterEnviron
                 _check_start(plan, options, learned)
                 directory = _run_directory(plan, options, "run")
                 on_folder(directory)
+                write_plan(plan, directory / "plan.json")
                 print(f"Running as planned: {environment.world_size} ranks of {environment.launcher}", flush=True)
                 print(f"text: {_made_of(plan, options, data, learned)}", flush=True)
                 with (

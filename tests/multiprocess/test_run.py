@@ -135,6 +135,7 @@ def test_torchrun_with_the_plans_world_size_runs_as_planned(tmp_path: Path) -> N
     assert "Running as planned: 2 ranks of torchrun" in ran.stdout
     (directory,) = (tmp_path / "runs").glob("[!.]*")
     assert len((directory / "metrics.jsonl").read_text().splitlines()) == 2
+    assert (directory / "plan.json").read_bytes() == (tmp_path / "plan.json").read_bytes()
     assert [one["rank"] for one in json.loads((directory / "run.json").read_text())["ranks"]] == list(range(2))
 
 
