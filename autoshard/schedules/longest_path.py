@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 from autoshard.rows import Number, weighted
@@ -30,13 +31,14 @@ class Path(NamedTuple):
         )
 
 
+@lru_cache(maxsize=256)
 def longest_path(schedule: str, work: Work) -> tuple[float, Path]:
-    """(seconds of a step as `step_time_s` has them, the path that takes so long). work: of one layout; its backwards
-    are in one piece.
+    """(seconds of a step as `step_time_s` has them, the path that takes so long). work: of one layout, its seconds in
+    tuples; its backwards are in one piece. Searches ask for the same work many times.
 
     Two forwards and two backwards on one rank are one after the other:
 
-    >>> longest_path(next(iter(SCHEDULES)), Work(1, 2, 1, [1.0], [2.0]))
+    >>> longest_path(next(iter(SCHEDULES)), Work(1, 2, 1, (1.0,), (2.0,)))
     (6.0, Path(forwards=(2,), backwards=(2,), transfers=0))
     """
     assert not SCHEDULES[schedule].weights_apart, "a backward is one action"

@@ -229,10 +229,10 @@ class InterleavedSets:
         path is found, and so the mean moves to the paths that matter.
         """
         pp, vpp, m, transfer_s = self._pp, self._vpp, self._m, self._hop_s
-        choice, forward_s = self._chosen(True), self._forward_s.tolist()
+        choice, forward_s = self._chosen(True), tuple(self._forward_s.tolist())
         visits, other_s, longest_s = np.zeros(pp * vpp), 0.0, 0.0
         for turn in range(min(MOST_PATHS, MOST_ACTIONS // (2 * m * pp * vpp))):
-            backward_s = self._backward_s(choice[None])[:, 0].tolist()
+            backward_s = tuple(self._backward_s(choice[None])[:, 0].tolist())
             work = Work(pp, m, vpp, forward_s, backward_s, transfer_s)
             step_s, path = longest_path(self._whole.family.schedule, work)
             visits += (np.array(path.backwards) - visits) / (turn + 1)
