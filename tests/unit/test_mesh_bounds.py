@@ -296,6 +296,8 @@ SETS = ("none", "mlp", "attention_norm+attention+core_attention+mlp_norm", "full
             | {"attention_kernel": "flash", "context_parallel": "ring", "microbatch_size": 4, "loss_chunks": 4}
             | {"sets": ("mlp_norm",)},
         ),
+        # blocks that take keys and values of another one take them gathered
+        ("gemma4-e2b", "h100-80gb", 4, 8192, {"cp": 32}),
     ],
 )
 def test_no_estimate_of_a_full_size_is_below_a_bound(

@@ -32,12 +32,15 @@ ATTENTION = ("forward.attention", "backward.attention")
 
 class Attended(NamedTuple):
     """Bytes on a rank of what attention reads and writes in a block of each kind, (kind, shape), for one microbatch
-    without context parallelism."""
+    without context parallelism. own_key, own_value: of keys and values that the block makes, 0 for those of another
+    one, which gathered them."""
 
     query: Array
     key: Array
     value: Array
     out: Array
+    own_key: Array
+    own_value: Array
 
 
 class Dispatched(NamedTuple):
@@ -117,7 +120,7 @@ class Exchanges:
 
     def _of_attention(self, kind: str, shape: Array, cp: Array, stride: Array) -> Array:
         """Seconds of the mean block, (pass, row), in which one kind of context parallelism is not hidden."""
-        query, key, value, out = (one[:, shape] for one in self._attended)
+        query, key, value, out, *gathered = (one[:, shape] for one in self._attended)
         share, tp = self._share, self._tp[shape]
 
         def laws_of(*kinds: str) -> list[CollectiveLaw]:
@@ -128,7 +131,10 @@ class Exchanges:
             once_s = sum(law.time_s(size / cp) for size in (query, key, value, out))
             return np.stack([(share * once_s).sum(0)] * 2)
         if kind not in RINGS:
-            passes_s = (law.time_s(key) + law.time_s(value) for law in laws_of("all_gather", "reduce_scatter"))
+            passes_s = (
+                sum(np.where(size > 0, law.time_s(size), 0.0) for size in gathered)
+                for law in laws_of("all_gather", "reduce_scatter")
+            )
             return np.stack([(share * seconds).sum(0) for seconds in passes_s])
         values = (key + value) / cp
         gradients = values * summed_bytes(self._element_bytes) / self._element_bytes
@@ -188,5 +194,7 @@ def _attended_of_one(units: Units) -> Array:
         for step in (single for several in block.program.steps for single in operator_steps(several)):
             if step.operator.kind == "attention":
                 views = (*step.inputs[:3], step.operator.output)
-                sizes += [float(block.program.local_bytes[view]) for view in views]
+                read = [float(block.program.local_bytes[view]) for view in views]
+                own = [block.program.tensor(view).role != "input" for view in views[1:3]]
+                sizes += [*read, *(is_own * size for is_own, size in zip(own, read[1:3], strict=True))]
     return found
