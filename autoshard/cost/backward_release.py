@@ -38,8 +38,9 @@ class Moments(NamedTuple):
     microbatch of any size; 0 without.
     most: bytes that the fullest step works with, without tiles. puts_off: whether a schedule may put off the gradients
     of `weights`; those of experts it may not. between: of an end of the model, most activations after the operator of
-    `weights`, whose matrices are not in `made`; nothing where that reads all. put_off: elements of the
-    largest weight whose gradient a schedule may put off; gathered: bytes of what is gathered again to make it.
+    `weights`, whose matrices are not in `made`; nothing where that reads all. ahead: the same before that operator.
+    put_off: elements of the largest weight whose gradient a schedule may put off; gathered: bytes of what is gathered
+    again to make it.
     """
 
     early: Moment = NO_MOMENT
@@ -53,6 +54,7 @@ class Moments(NamedTuple):
     most: float = 0.0
     puts_off: bool = True
     between: Moment = NO_MOMENT
+    ahead: Moment = NO_MOMENT
     later: Moment = NO_MOMENT
     put_off: int = 0
     gathered: float = 0.0
@@ -72,10 +74,13 @@ def moments(program: Program, held: Sequence[float], tiles: Sequence[float], beg
     largest, weights, puts_off = _of_largest_operator(program, held, most, elements)
     put_off, gathered = _largest_projection(program, elements)
     if late is None:
-        others = {name for names in read[:largest] for name in names}.difference(*read[largest : largest + 1])
-        between = Moment(most - max(held[:largest]), _by_axes(program, others, elements)) if others else NO_MOMENT
+
+        def beside(steps: slice) -> Moment:
+            others = {name for names in read[steps] for name in names}.difference(*read[largest : largest + 1])
+            return Moment(most - max(held[steps]), _by_axes(program, others, elements)) if others else NO_MOMENT
+
         of_weights = Moments(weights=weights, most=most, puts_off=puts_off, put_off=put_off, gathered=gathered)
-        return of_weights._replace(between=between)
+        return of_weights._replace(between=beside(slice(largest)), ahead=beside(slice(largest + 1, None)))
     first = max(range(len(held)), key=held.__getitem__)
     after = max(range(late), key=held.__getitem__, default=late)
     before = max(range(late, len(held)), key=held.__getitem__)

@@ -395,11 +395,12 @@ def _head_work_bytes(rank: Rank, end: End) -> Number:
 
 def _ends_in_turns(rank: Rank) -> Ends:
     """Elements of the rank's ends that travel; those of a head apart from its table are told apart where that is all
-    the end has. An end with a prediction module has two tables, of which the embedding's
-    leaves behind the module where its own backward is on another rank."""
+    the end has. Tables of an embedding alone, such as that of positions, leave one after the other: the largest counts.
+    An end with a prediction module has two tables, of which the embedding's leaves behind the module where its own
+    backward is on another rank."""
     ends = Ends(0.0, 0.0, 0.0, chunks_loss=any(end.chunks_loss for end in rank.ends))
     for end in rank.ends:
-        going, (_, table, predicting, _, between, *_) = end.unit.going, end.unit.travelling.turns
+        going, (_, table, predicting, before, between, *_) = end.unit.going, end.unit.travelling.turns
         predicting = predicting if anywhere(predicting) else 0.0
         predicts, of_module = predicting > 0, where(predicting > 0, table, 0.0)
         if not end.has_table:
@@ -410,7 +411,7 @@ def _ends_in_turns(rank: Rank) -> Ends:
             of_both = where(predicts, table, going), of_module, tied, of_module, predicting, predicting
             ends = Ends(*of_both, end.chunks_loss)
         else:
-            ends = ends._replace(first=going)
+            ends = ends._replace(first=reduce(largest, (before, between, going - before - between)))
     return ends
 
 

@@ -19,8 +19,8 @@ of it."""
 
 
 class Ends(NamedTuple):
-    """Elements of a rank's ends of the model that travel, over rows. first, last: of the embedding and of the head, 0
-    for none. tied: 1 where both are one table, which stays whole through backward.
+    """Elements of a rank's ends of the model that travel, over rows. first, last: of the embedding, the most that leave
+    together, and of the head, 0 for none. tied: 1 where both are one table, which stays whole through backward.
 
     Of a prediction module, 0 without one: waiting, of the embedding, whose gradient by the module is there until the
     embedding's own backward; leaving, of what is on its way when the model's own loss runs backward; predicting, of the

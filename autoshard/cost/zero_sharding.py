@@ -175,8 +175,8 @@ def end_turns(
     table: Counts, matrices: Counts, mesh: Mesh, times: Moments = NO_MOMENTS, hidden_bytes: float = 1.0
 ) -> Turns:
     """Elements that travel of an end of the model: all, those of a table, and those of a prediction module's last
-    bucket, 0 without a module; late, of an end without one, those whose buckets leave behind the head's table, and what
-    is freed when most is there by then. table: matrices of the embedding.
+    bucket, 0 without a module; of an end without one, early, those whose buckets leave before the largest table's, and
+    late, those whose leave behind it, and what is freed when most is there by then. table: matrices of the embedding.
 
     With a module the end has both tables, which are as large as each other. Its block's matrices travel apart from
     them; those that as many ranks share as a table leave last. Where both tables are one it counts as part of it.
@@ -185,8 +185,9 @@ def end_turns(
     if not counts or not tables:
         return NO_TURNS._replace(all=sum(counts.values()))
     (among, size), *_ = tables.items()
-    late, back_after = sum(_by_sharers(times.between.made, mesh).values()), times.between.given_back / hidden_bytes
-    others = {"other": max(0.0, counts[among] - 2 * size), "late": late, "back_after": back_after}
+    early, late = (float(sum(_by_sharers(of.made, mesh).values())) for of in (times.ahead, times.between))
+    back_after = times.between.given_back / hidden_bytes
+    others = {"other": max(0.0, counts[among] - 2 * size), "early": early, "late": late, "back_after": back_after}
     return NO_TURNS._replace(all=sum(counts.values()), larger=size, **others)
 
 

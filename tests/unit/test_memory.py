@@ -283,6 +283,25 @@ def test_a_rank_without_blocks_works_on_its_end_alone(zero: int, recompute: str)
         assert at_end == (leaving if zero == 3 else at_most)
 
 
+@pytest.mark.parametrize("zero", [2, 3])
+@pytest.mark.parametrize(("words", "positions"), [(256, 32), (32, 256)])
+def test_tables_of_an_embedding_leave_one_after_the_other(zero: int, words: int, positions: int) -> None:
+    """The audit of GPT-3's first rank without blocks found 4 % less than was planned as if both left together."""
+    model = replace(
+        load_model("gpt3-175b"),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=8,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        head_dim=16,
+        vocab_size=words,
+        max_position_embeddings=positions,
+    )
+    found = terms(strategy(pp=2, dp=4, zero=zero, stage_layers=(0, 8)), model=model)
+    assert found["working buffers"] == 256 * 64 * (2 + 4 + 4 / 4)
+
+
 @pytest.mark.parametrize(("layers", "gathered"), [((1, 1, 1, 0), 0), ((1, 1, 0, 1), 1)])
 def test_a_head_alone_on_its_chunk_has_no_block_in_front(layers: tuple[int, ...], gathered: int) -> None:
     """Of the last rank most is there when the gradient of the head's table, 8,192 x 64, leaves: as backward left it, in
