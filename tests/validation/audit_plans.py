@@ -107,6 +107,18 @@ PLANS: dict[str, tuple[str, int, dict[str, Any]]] = {
         2,
         {"tp": 2, "attention_kernel": "plain", "recompute": "attention_norm+attention+core_attention"},
     ),
+    "plain attention behind an MLP that runs again": (
+        "llama3-8b",
+        2,
+        {
+            "tp": 8,
+            "pp": 2,
+            "microbatch_size": 2,
+            "attention_kernel": "plain",
+            "recompute": "mlp",
+            "precision": "bf16_sr",
+        },
+    ),
     "unequal blocks": ("dense first", 8, {"tp": 2, "pp": 2, "dp": 4, "ep": 4, "recompute": "mlp_norm+mlp"}),
     "unequal blocks, ZeRO-3": ("dense first", 4, {"pp": 2, "dp": 16, "ep": 4, "zero": 3, "recompute": "full"}),
     "unequal windows": ("windows", 8, {"tp": 4, "pp": 2, "num_virtual_stages": 2, "recompute": "core_attention"}),

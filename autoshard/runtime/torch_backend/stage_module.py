@@ -97,10 +97,11 @@ class StageModule(nn.Module):
         env: Environment = {**parameters, **dict(zip(self.input_names, inputs, strict=True))}
         for section in self._sections:
             if section.recomputed and torch.is_grad_enabled():
-                values = replayed(_replayable(section, parameters), *(env[view] for view in section.inputs))
+                again = _replayable(section, parameters)
+                # no name of this frame may hold what comes out: the next section frees it
+                env.update(zip(section.outputs, replayed(again, *map(env.__getitem__, section.inputs)), strict=True))
                 for view in section.released:
                     del env[view]
-                env.update(zip(section.outputs, values, strict=True))
             else:
                 _run(section.steps, env)
         output, *others = (env[view] for view in self.program.outputs)
