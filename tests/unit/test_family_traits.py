@@ -269,9 +269,13 @@ def test_prediction_modules_of_a_longcat_checkpoint_are_left_out(tmp_path: Path)
     module = {"model.mtp.layers.0.eh_proj.weight": np.zeros((4, 4), dtype=np.float32)}
     write_safetensors(folder / "model.safetensors", {**weights(model, "F32"), **module}, "F32")
     assert "model.layers.1.second.mlp.down_proj.weight" in open_source(folder).regions
-    more = {"model.layers.0.mlp.experts.8.gate_proj.weight": np.zeros((96, 64), dtype=np.float32)}
+    without = model.num_local_experts  # the first expert that has no matrices; transformers saves some all the same
+    more = {f"model.layers.0.mlp.experts.{without}.gate_proj.weight": np.zeros((96, 64), dtype=np.float32)}
     write_safetensors(folder / "model.safetensors", {**weights(model, "F32"), **more}, "F32")
-    with pytest.raises(AutoshardError, match=r"experts\.8\.gate_proj\.weight, which the model of .* does not have$"):
+    assert "model.layers.1.second.mlp.down_proj.weight" in open_source(folder).regions
+    more = {"model.layers.0.mlp.experts.99.gate_proj.weight": np.zeros((96, 64), dtype=np.float32)}
+    write_safetensors(folder / "model.safetensors", {**weights(model, "F32"), **more}, "F32")
+    with pytest.raises(AutoshardError, match=r"experts\.99\.gate_proj\.weight, which the model of .* does not have$"):
         open_source(folder)
 
 

@@ -228,7 +228,7 @@ def test_where_one_of_the_fastest_compiles_none_are_looked_for_further_behind(mo
     choice_at = choices._choice_at
 
     def counted(*how: Any) -> choices.Choice | None:
-        looked.append(how[5])
+        looked.append(how[1].behind)
         return choice_at(*how)
 
     monkeypatch.setattr(choices, "_choice_at", counted)
