@@ -146,6 +146,15 @@ def test_the_readme_has_the_errors_of_the_results() -> None:
     assert f"{unmeasured:.0f} % for a software stack that nobody measured" in page
 
 
+def test_the_readme_has_the_seconds_of_random_plans() -> None:
+    """Those of benchmarks/results/planner_problems.json."""
+    found = json.loads((ROOT / "benchmarks/results/planner_problems.json").read_text(encoding="utf-8"))["summary"]
+    page = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert f"{found['problems']} random plans on two cores took {found['cpu_s_median']:.1f} CPU seconds" in page
+    assert f"in the middle and less than two for {100 * found['within_most']:.0f} %" in page
+    assert f"up to {found['cpu_s_most']:.0f}. A machine" in page
+
+
 def test_the_readme_has_the_distances_of_other_software() -> None:
     """Those of benchmarks/results/as_planned.md."""
     found = (ROOT / "benchmarks/results/as_planned.md").read_text(encoding="utf-8")
