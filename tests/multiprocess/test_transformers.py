@@ -79,16 +79,22 @@ def test_logits_equal_those_of_transformers(name: str, saved: Published) -> None
     torch.testing.assert_close(logits(model, parameters, ids), expected, rtol=1e-5, atol=1e-5)
 
 
+ROUNDED_MOST = [name for name, config in CONFIGS.items() if config["model_type"] == "olmo_hybrid"]
+"""Models of which FP32 rounds gradients by up to 9e-6 here and in transformers alike, by the machine: FP64 tells."""
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 def test_gradients_equal_those_of_transformers(name: str, saved: Published, tmp_path: Path) -> None:
     unchanged, folder = saved(name)
-    reference = deepcopy(unchanged)
+    dtype = torch.float64 if name in ROUNDED_MOST else torch.float32
+    reference = deepcopy(unchanged).to(dtype)
     model = read_config(folder)
     tensors = load_file(folder / "model.safetensors")
     dims, sizes = parameter_dims(model)
     parts = checkpoint_parts(model)
     loaded = from_checkpoint(parts, dims, sizes, tensors, lambda tensor: tensors[tensor].numpy())
-    module: Any = whole_module(model, {name: torch.from_numpy(value.copy()) for name, value in loaded}, (3, 24))
+    parameters = {parameter: torch.from_numpy(value.copy()).to(dtype) for parameter, value in loaded}
+    module: Any = whole_module(model, parameters, (3, 24))
     # not token 0: where it pads, transformers gives its embedding no gradient
     ids, labels = torch.randint(1, model.vocab_size, (2, 3, 24), generator=torch.Generator().manual_seed(1))
     loss: Any = torch.nn.functional.cross_entropy(reference(ids).logits.flatten(0, 1), labels.flatten())
