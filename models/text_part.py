@@ -150,8 +150,8 @@ def _inner(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _thinker(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a config says of the part that reads, sees and hears: all of it, but of a model that speaks as well. Tables
-    of such a one are tied where that part says so itself."""
+    """The keys of the part that reads, sees and hears: the whole config's, but for a model that speaks as well, whose
+    part has an object of its own. Its tables are tied where that object says so itself."""
     thinker = config.get(THINKER)
     if not isinstance(thinker, Mapping):
         return config

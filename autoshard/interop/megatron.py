@@ -478,7 +478,7 @@ def _warnings(flags: dict[str, str], options: dict[str, Any]) -> Iterator[str]:
 
 
 def _other_graphs(flags: dict[str, str]) -> Iterator[str]:
-    """What the flags say of graphs that no family here has."""
+    """Yields the flags, with their values, that ask for graphs which no family of models here has."""
     yield from (f"--{flag}" for flag in OTHER_GRAPHS if flag in flags)
     if flags.get(BESIDE_EXPERTS) == "residual":
         yield f"--{BESIDE_EXPERTS} residual"
