@@ -14,16 +14,20 @@ from autoshard.graph.score_tiles import most_choice_scores
 class ChooseKeys(OperatorKind):
     """A mask of the keys that each query attends to: those before it, itself included, that score most.
 
-    Inputs: the hidden state [batch seq embed], the compressed queries [batch seq q_rank], and weights that are not
-    learned: wq_b [index_head index_dim q_rank], wk [index_dim embed], weight and bias of a LayerNorm [index_dim],
-    weights_proj [index_head embed]. Output: bool [batch seq key], True where the query sees the key.
+    Inputs: the hidden state [batch seq embed], the compressed queries [batch seq q_rank], or the hidden state again
+    where queries are made of that, and weights that are not learned: wq_b [index_head index_dim q_rank], wk [index_dim
+    embed], weight and bias of a LayerNorm [index_dim], weights_proj [index_head embed]. Output: bool [batch seq key],
+    True where the query sees the key.
 
         q = rope(wq_b c), k = rope(norm(wk h)), w = weights_proj h
         score(query, key) = sum over heads of w relu(q k) / sqrt(index_dim index_head)
 
-    Attributes: top_k, keys that are chosen, of equal scores the first; eps, of the norm; those of Rope. A query that
-    has no more keys before it sees all of them. With the attribute documents, DOCUMENT_STARTS is one more input, and a
-    query has the keys of its own document alone.
+    Attributes: top_k, keys that are chosen, of equal scores the first; eps, of the norm; those of Rope, of which
+    rotary_dim may be 0. A query that has no more keys before it sees all of them. Further inputs, in this order, come
+    with an attribute each. norms: weight and bias of a LayerNorm of what queries are made of, as wide as that. grows:
+    two numbers of each head [index_head], by the first of which times log(place + 1) plus the second its queries are
+    multiplied. scales: the second input of ScaledRope. documents: DOCUMENT_STARTS; a query has the keys of its own
+    document alone, and places count from its start.
 
     Split over the sequence, each rank scores its own queries, and gathers the keys, which all heads share. Nothing has
     a gradient, nothing is kept, and backward does nothing: the mask is kept by who reads it.

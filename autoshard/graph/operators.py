@@ -139,6 +139,35 @@ class Rope(OperatorKind):
         return 1.0
 
 
+class ScaledRope(Rope):
+    """Rotary positions whose frequencies are multiplied by exp of the second input [a pair's frequency], of which
+    nothing makes a gradient: its tables are made anew wherever they are read, and not kept."""
+
+    def passes_gradient(self, op: Operator, index: int) -> bool:
+        return index == 0
+
+
+class LogScale(OperatorKind):
+    """x times scale log(place + 1) + bias, of two learned numbers of each head: keeps x.
+
+    Inputs: x [batch seq heads width], scale [heads], bias [heads]. With the attribute documents, DOCUMENT_STARTS is one
+    more input, and places count from the start of a document.
+    """
+
+    def flops(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
+        return num_elements(graph, op.inputs[0], sizes)
+
+    def backward_flops_ratio(self, op: Operator, graph: Graph) -> float:
+        """A product for the gradient of x; a product and a sum for those of both numbers."""
+        return 3.0
+
+    def passes_gradient(self, op: Operator, index: int) -> bool:
+        return index < 3
+
+    def saved_inputs(self, op: Operator, graph: Graph) -> tuple[int, ...]:
+        return (0,)
+
+
 class PositionScale(OperatorKind):
     """x times a number of each place: 1 + attn_scale log(1 + floor((place + first) / floor_scale)), of attributes of
     these names; without it, first is 1. Linear with a constant table, so nothing is kept."""
@@ -204,6 +233,8 @@ KINDS: dict[str, OperatorKind] = {
     "elementwise": Elementwise(),
     "norm": Norm(),
     "rope": Rope(),
+    "scaled_rope": ScaledRope(),
+    "log_scale": LogScale(),
     "slice": Slice(),
     "concat": Concat(),
     "dropout": Dropout(),

@@ -38,11 +38,32 @@ def _gathered(place: Place, *some: Array) -> tuple[Array, ...]:
 
 
 def choose_keys(
-    place: Place, h: Array, compressed: Array, wq_b: Array, wk: Array, norm: Array, norm_bias: Array, weights: Array
+    place: Place,
+    h: Array,
+    compressed: Array,
+    wq_b: Array,
+    wk: Array,
+    norm: Array,
+    norm_bias: Array,
+    weights: Array,
+    *more: Array,
 ) -> Result:
     """1 where a query sees a key, else 0."""
-    k, _ = rotated(place, _normal_keys(place, h, wk, norm, norm_bias), KEYS)
-    q, _ = rotated(place, contract((compressed, place.dims(1)), (wq_b, place.dims(2)), out=QUERIES), QUERIES)
+    others, read = iter(more), place.attributes
+    if read.get("norms"):
+        centred = compressed - compressed.mean(-1, keepdims=True)
+        compressed = centred * (np.square(centred).mean(-1, keepdims=True) + read["eps"]) ** -0.5
+        scale, bias = (place.spread(next(others), place.dims(7 + i), place.dims(1)) for i in range(2))
+        compressed = compressed * scale + bias
+    q = contract((compressed, place.dims(1)), (wq_b, place.dims(2)), out=QUERIES)
+    if read.get("grows"):
+        scale, bias = (place.spread(next(others), ("index_head",), QUERIES) for _ in range(2))
+        logs = np.log(place.positions(h.shape[len(place.axes) + 1]) + 1.0)
+        q = q * (scale * place.spread(logs, ("seq",), QUERIES) + bias)
+    k, exponents = _normal_keys(place, h, wk, norm, norm_bias), next(others) if read.get("scales") else None
+    if read["rotary_dim"]:
+        k, _ = rotated(place, k, KEYS, exponents=exponents)
+        q, _ = rotated(place, q, QUERIES, exponents=exponents)
     (k,) = _gathered(place, k)
     scores = _scores(place, h, q, k, weights)
     behind = place.order > place.positions(h.shape[len(place.axes) + 1])[..., None, :, None]

@@ -184,6 +184,24 @@ def _concat(place: Place, x: Array, y: Array) -> Result:
     return np.concatenate((x, repeated), -1), backward
 
 
+def _scaled_rope(place: Place, x: Array, exponents: Array) -> Result:
+    value, backward = rotated(place, x, place.output_dims, exponents=exponents)
+    return value, lambda grad: (*backward(grad), None)
+
+
+def _log_scale(place: Place, x: Array, scale: Array, bias: Array) -> Result:
+    dims, mesh = place.output_dims, len(place.axes)
+    logs = place.spread(np.log(place.positions(x.shape[mesh + dims.index("seq")]) + 1.0), ("seq",), dims)
+    factors = place.spread(scale, place.dims(1), dims) * logs + place.spread(bias, place.dims(2), dims)
+    lacking = tuple(mesh + i for i, dim in enumerate(dims) if dim not in place.dims(1))
+
+    def backward(grad: Array) -> Gradients:
+        along = grad * x
+        return grad * factors, (along * logs).sum(lacking), along.sum(lacking)
+
+    return x * factors, backward
+
+
 def _position_scale(place: Place, x: Array) -> Result:
     dims = place.output_dims
     places = place.positions(x.shape[len(place.axes) + dims.index("seq")])
@@ -393,6 +411,8 @@ KERNELS: dict[str, Callable[..., Result]] = {
     "elementwise": _elementwise,
     "norm": _norm,
     "rope": lambda place, x: rotated(place, x, place.output_dims),
+    "scaled_rope": _scaled_rope,
+    "log_scale": _log_scale,
     "slice": _slice,
     "concat": _concat,
     "dropout": _dropout,

@@ -9,10 +9,12 @@ from tests.spmd.collectives import Array
 from tests.spmd.place import Place, Result
 
 
-def rotated(place: Place, x: Array, dims: tuple[str, ...], every: int | None = None) -> Result:
+def rotated(
+    place: Place, x: Array, dims: tuple[str, ...], every: int | None = None, exponents: Array | None = None
+) -> Result:
     """x with rotary positions, by the attributes of the place's operator. dims: of x, `seq` among them. Numbers that
     are no pairs of neighbours in the graph are made so, and back. every: the second dim is of places so many tokens
-    apart; None: the attribute of this name, if there is one."""
+    apart; None: the attribute of this name, if there is one. exponents: by whose exp each frequency is multiplied."""
     every = place.attributes.get("every") if every is None else every
     if place.attributes.get("interleaved") or place.attributes.get("first_rotary"):
         first, turned = place.attributes.get("first_rotary", 0), place.attributes["rotary_dim"]
@@ -21,15 +23,15 @@ def rotated(place: Place, x: Array, dims: tuple[str, ...], every: int | None = N
         if place.attributes.get("interleaved"):
             own = np.concatenate((own[::2], own[1::2]))
         order = np.concatenate((own, order[:first], order[first + turned :]))
-        value, backward = _halves(place, x[..., order], dims, every)
+        value, backward = _halves(place, x[..., order], dims, every, exponents)
         back = np.argsort(order)
         return value[..., back], lambda grad: tuple(
             one[..., back] for one in backward(grad[..., order]) if one is not None
         )
-    return _halves(place, x, dims, every)
+    return _halves(place, x, dims, every, exponents)
 
 
-def _halves(place: Place, x: Array, dims: tuple[str, ...], every: int | None) -> Result:
+def _halves(place: Place, x: Array, dims: tuple[str, ...], every: int | None, exponents: Array | None) -> Result:
     at = len(place.axes) + 1
     half = place.attributes["rotary_dim"] // 2
     theta, scaling = float(place.attributes["theta"]), place.attributes["scaling"]
@@ -39,6 +41,8 @@ def _halves(place: Place, x: Array, dims: tuple[str, ...], every: int | None) ->
         places = place.positions(x.shape[at])
     else:
         places = place.indices(dims[1], x.shape[at]) * every
+    if exponents is not None:
+        frequencies = frequencies * np.exp(exponents)[..., None, :]
     angles = places[..., None] * frequencies
     angles = place.spread(np.concatenate((angles, angles), -1), (dims[1], dims[-1]), dims)
     factor = 1.0 if scaling is None else scaling.rotation_factor

@@ -66,6 +66,25 @@ class Context:
         pieces: Any = step.operator.attributes.get("sequence_pieces")
         return in_pieces(seq, pieces).chunk(count)[position]
 
+    def logarithms(self, step: OperatorStep) -> Kernel:
+        """A function from a tensor, and from where the documents of its rows begin [batch, row] if they are told apart,
+        to the logarithms of its places, the first of which is 1: [batch or 1, seq], FP32 at least. They are computed in
+        FP32, as transformers does."""
+        places = self.positions(step) + 1
+        key = ("log_scale", self.piece(step, "seq"), step.operator.attributes.get("sequence_pieces"))
+
+        def run(like: torch.Tensor, starts: torch.Tensor | None = None) -> torch.Tensor:
+            dtype = torch.promote_types(like.dtype, torch.float32)
+            if starts is not None:
+                here = places.to(starts.device)
+                return (here - starts[:, here - 1]).float().log().to(dtype)
+            place = (*key, dtype, like.device)
+            if place not in self.tables:
+                self.tables[place] = places.float().log().to(device=like.device, dtype=dtype).unsqueeze(0)
+            return self.tables[place]
+
+        return run
+
     def dims(self, tensor: str) -> tuple[str, ...]:
         return self.graph.tensors[tensor].dims
 

@@ -14,7 +14,7 @@ from autoshard.runtime.torch_backend.collectives import all_gather
 from autoshard.runtime.torch_backend.context import Context, Kernel
 from autoshard.runtime.torch_backend.pieces import pieces
 from autoshard.runtime.torch_backend.recomputing_ops import at_least_fp32
-from autoshard.runtime.torch_backend.rotation import rotation
+from autoshard.runtime.torch_backend.rotation import Rotation, rotation
 
 
 def choose_keys(context: Context, step: OperatorStep) -> Kernel:
@@ -23,11 +23,17 @@ def choose_keys(context: Context, step: OperatorStep) -> Kernel:
     and added up in FP32, or FP64."""
     attributes: Any = step.operator.attributes
     top_k, eps = attributes["top_k"], attributes["eps"]
+    norms, grows, scales, apart = (bool(attributes.get(name)) for name in ("norms", "grows", "scales", "documents"))
     group, visible = context.group(step, "seq"), context.positions(step) + 1
-    turn_queries = rotation(context, step, ("batch", "seq", "index_head", "index_dim"))
-    turn_keys = rotation(context, step, ("batch", "seq", "index_dim"))
+    turn_queries = turn_keys = None
+    if attributes["rotary_dim"]:
+        turn_queries = rotation(context, step, ("batch", "seq", "index_head", "index_dim"))
+        turn_keys = rotation(context, step, ("batch", "seq", "index_dim"))
     heads, width = (context.graph.sizes[dim] for dim in ("index_head", "index_dim"))
-    scale = (heads * width) ** -0.5
+    scale, logs = (heads * width) ** -0.5, context.logarithms(step)
+
+    def turned(x: torch.Tensor, turn: Rotation | None, exponents: torch.Tensor | None) -> torch.Tensor:
+        return x if turn is None else turn(x, exponents)
 
     def run(
         h: torch.Tensor,
@@ -37,11 +43,24 @@ def choose_keys(context: Context, step: OperatorStep) -> Kernel:
         norm: torch.Tensor,
         norm_bias: torch.Tensor,
         weights_proj: torch.Tensor,
-        starts: torch.Tensor | None = None,
+        *more: torch.Tensor,
     ) -> torch.Tensor:
-        q = turn_queries(F.linear(compressed, wq_b.flatten(0, 1)).unflatten(-1, (heads, width)))
+        others = iter(more)
+        if norms:
+            scale_of_norm, bias_of_norm = (next(others).to(h) for _ in range(2))
+            compressed = F.layer_norm(compressed, compressed.shape[-1:], scale_of_norm, bias_of_norm, eps)
+        q = F.linear(compressed, wq_b.flatten(0, 1)).unflatten(-1, (heads, width))
+        del compressed
+        growth = [at_least_fp32(next(others)) for _ in range(2)] if grows else []
+        exponents = next(others) if scales else None
+        starts = next(others) if apart else None
+        if growth:
+            by_place = logs(h) if starts is None else logs(h, starts)
+            q = q * (growth[0] * by_place.unsqueeze(-1) + growth[1]).to(q.dtype).unsqueeze(-1)
+        q = turned(q, turn_queries, exponents)
         made = at_least_fp32(F.linear(h, wk))
-        k = turn_keys(F.layer_norm(made, (width,), norm.to(made), norm_bias.to(made), eps).to(h.dtype))
+        k = F.layer_norm(made, (width,), norm.to(made), norm_bias.to(made), eps).to(h.dtype)
+        k = turned(k, turn_keys, exponents)
         if group is not None:
             k = all_gather(k, group, 1)
         first = None if starts is None else starts[:, visible.to(starts.device) - 1]

@@ -31,6 +31,7 @@ from autoshard.runtime.torch_backend.pointwise import pointwise
 from autoshard.runtime.torch_backend.recomputing_ops import (
     ACTIVATIONS,
     GatedMul,
+    LogScaled,
     OffsetLayerNorm,
     OffsetRmsNorm,
     RmsNorm,
@@ -262,6 +263,18 @@ def _concat(context: Context, step: OperatorStep) -> Kernel:
     return run
 
 
+def _log_scale(context: Context, step: OperatorStep) -> Kernel:
+    """The kernel of heads times a function of their place's logarithm."""
+    logs, lacking = context.logarithms(step), (1,) * (len(context.dims(step.operator.output)) - 3)
+
+    def run(x: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor, *starts: torch.Tensor) -> torch.Tensor:
+        found = logs(x, *starts)
+        out: torch.Tensor = LogScaled.apply(x, scale, bias, found.view(*found.shape, *lacking))
+        return out
+
+    return run
+
+
 def _position_scale(context: Context, step: OperatorStep) -> Kernel:
     op, dims = step.operator, context.dims(step.operator.output)
     floor_scale: Any = op.attributes["floor_scale"]
@@ -376,6 +389,8 @@ FACTORIES: dict[str, Callable[[Context, OperatorStep], Kernel]] = {
     "elementwise": _elementwise,
     "norm": _norm,
     "rope": _rope,
+    "scaled_rope": _rope,
+    "log_scale": _log_scale,
     "slice": _slice,
     "concat": _concat,
     "dropout": dropout,

@@ -274,6 +274,32 @@ class TimesTable(torch.autograd.Function):
         return grads[0] * ctx.table, None
 
 
+class LogScaled(torch.autograd.Function):
+    """x [batch, seq, heads, width] times scale logs + bias, of two numbers of each head, which heads may have several
+    dims of. logs: [batch or 1, seq, 1 for each dim of heads]. Keeps x and the two; backward makes one more tensor of
+    x's size at a time, and none beside the gradient of x."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor, logs: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, scale, bias)
+        ctx.logs = logs
+        return x * LogScaled.factors(x, scale, bias, logs)
+
+    @staticmethod
+    def factors(x: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor, logs: torch.Tensor) -> torch.Tensor:
+        """scale logs + bias in x's dtype, with a last dim of size 1."""
+        made = at_least_fp32(scale) * logs + at_least_fp32(bias)
+        return made.to(x.dtype).unsqueeze(-1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, scale, bias = ctx.saved_tensors
+        along = (grads[0] * x).sum(-1, dtype=at_least_fp32(scale).dtype)
+        of_scale, of_bias = (along * ctx.logs).sum((0, 1)), along.sum((0, 1))
+        of_x = grads[0] * LogScaled.factors(x, scale, bias, ctx.logs)
+        return of_x, of_scale.to(scale.dtype), of_bias.to(bias.dtype), None
+
+
 def weighed_sums(answers: torch.Tensor, weight: torch.Tensor, rows: torch.Tensor, count: int) -> torch.Tensor:
     """[rows, embed]: in each row the sum of the answers [expert, batch, capacity, embed] that go there, times weight.
 

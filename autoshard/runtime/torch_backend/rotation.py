@@ -66,15 +66,20 @@ def _yarn_frequencies(frequencies: torch.Tensor, rotary_dim: int, theta: float, 
 @dataclass(frozen=True)
 class Rotation:
     """Rotates `turned` numbers of each head from number `first` on, or all. tables: a function to the cosine and
-    sine for a tensor like the given one."""
+    sine for a tensor like the given one; of a second one, by whose exp frequencies are multiplied, to new ones each
+    time."""
 
-    tables: Callable[[torch.Tensor], tuple[torch.Tensor, ...]]
+    tables: Callable[..., tuple[torch.Tensor, ...]]
     turned: int | None
     interleaved: bool
     first: int = 0
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self.turn(x, *self.tables(x))
+    def __call__(self, x: torch.Tensor, exponents: torch.Tensor | None = None) -> torch.Tensor:
+        """x rotated. exponents: of the factors of frequencies, where these have such."""
+        if exponents is None:
+            return self.turn(x, *self.tables(x))
+        turned: torch.Tensor = _TurnScaled.apply(x, exponents, self)
+        return turned
 
     def turn(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """x rotated with the given tables."""
@@ -89,6 +94,22 @@ class Rotation:
             turned = Rotate.apply(rearrange(x, "... (pair two) -> ... pair two", two=2), cos, sin)
             return rearrange(turned, "... pair two -> ... (pair two)")
         return Rotate.apply(x, cos, sin)
+
+
+class _TurnScaled(torch.autograd.Function):
+    """The rotation by frequencies that a parameter scales, which has no gradient. Keeps nothing but the parameter: all
+    of a stage's operators of this kind together would keep their tables, each its own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, exponents: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+        ctx.save_for_backward(exponents)
+        ctx.rotation = rotation
+        return rotation.turn(x, *rotation.tables(x, exponents))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        cos, sin = ctx.rotation.tables(grads[0], *ctx.saved_tensors)
+        return ctx.rotation.turn(grads[0], cos, -sin), None, None
 
 
 def rotation(context: Context, step: OperatorStep, dims: tuple[str, ...], every: int | None = None) -> Rotation:
@@ -122,17 +143,22 @@ def rotation(context: Context, step: OperatorStep, dims: tuple[str, ...], every:
     key = ("rope", context.piece(step, places), context.graph.sizes[places], apart, *map(op.attributes.get, named))
     own: dict[Any, tuple[torch.Tensor, ...]] = {}
 
+    def made(positions: torch.Tensor, frequencies: torch.Tensor) -> torch.Tensor:
+        angles = torch.outer(positions, frequencies)
+        cos, sin = angles.cos() * factor, angles.sin() * factor
+        join = torch.stack if interleaved else torch.cat
+        return torch.stack((join((cos, cos), -1), join((-sin, sin), -1)))
+
     def tables(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         place = (key, x.dtype, x.device)
         if place not in context.tables:  # one for all blocks
-            angles = torch.outer(positions, frequencies)
-            cos, sin = angles.cos() * factor, angles.sin() * factor
-            join = torch.stack if interleaved else torch.cat
-            table = torch.stack((join((cos, cos), -1), join((-sin, sin), -1)))
-            context.tables[place] = table.to(device=x.device, dtype=x.dtype)
+            context.tables[place] = made(positions, frequencies).to(device=x.device, dtype=x.dtype)
         return context.tables[place].view(2, *shape).unbind(0)
 
-    def own_tables(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def own_tables(x: torch.Tensor, exponents: torch.Tensor | None = None) -> tuple[torch.Tensor, ...]:
+        if exponents is not None:
+            scaled = frequencies.to(x.device) * exponents.double().exp()
+            return made(positions.to(x.device), scaled).to(x.dtype).view(2, *shape).unbind(0)
         kind = (x.dtype, x.device)
         if kind not in own:
             own[kind] = tables(x)
