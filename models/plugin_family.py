@@ -10,6 +10,7 @@ from autoshard.files.fields import show
 from autoshard.graph.ir import Graph, GraphBuilder
 from autoshard.graph.operators import check_operator
 from autoshard.graph.pointwise import parse
+from autoshard.graph.recompute import name_in_block
 from autoshard.models.families import FAMILIES, graph_of
 from autoshard.models.hyper_connections import residual_dims
 from autoshard.plugins.found import RAISED, in_one_line
@@ -20,7 +21,7 @@ KERNEL, ELEMENT_BYTES = "flash", 2
 
 def check_family(model: ModelSpec, sizes: Mapping[str, int]) -> None:
     """Raise AutoshardError where its family does not build the model: all its blocks and both its ends, blocks of one
-    kind alike, and no name twice.
+    kind alike, and no name twice, but for a parameter outside of blocks that is not learned.
 
     sizes: as `dim_sizes` gives them.
     """
@@ -29,7 +30,8 @@ def check_family(model: ModelSpec, sizes: Mapping[str, int]) -> None:
     said = FAMILIES.said(model.model_type)
     for layer, what, built, form in _parts(model, sizes, said):
         for tensor in built.tensors.values():
-            owner = what if tensor.role == "input" else owners.setdefault(tensor.name, what)
+            is_shared = tensor.role == "parameter" and not (tensor.differentiable or name_in_block(tensor.name))
+            owner = what if tensor.role == "input" or is_shared else owners.setdefault(tensor.name, what)
             if owner != what:
                 raise AutoshardError(
                     f"{owner} and {what} of {model.name} both have {tensor.name} in family {said}; names of a block's "

@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 from autoshard.checkpoint.boxes import Box, boxes_of_run
 from autoshard.graph.ir import Tensor
 from autoshard.graph.partition import Program
+from autoshard.graph.recompute import name_in_block
 from autoshard.layout.buckets import BucketKey, bucket_key, padded_elements, runs_of_shard, tied_parameters
 from autoshard.layout.mesh import Mesh
 from autoshard.models.weights import parameter_dims
-from autoshard.plans.plan import Plan
+from autoshard.plans.plan import Plan, Stage
 from autoshard.spec.model import ModelSpec
 
 
@@ -125,6 +126,12 @@ def _buckets(plan: Plan, pipeline_rank: int, shapes: dict[str, tuple[int, ...]])
     first, last = plan.stages[0], plan.stages[-1]
     programs = {s.index: plan.program(s.layers, s.has_embedding, s.has_head) for s in plan.stages if s in (first, last)}
     tied = tied_parameters(programs[first.index], programs[last.index])
+
+    def is_before(name: str, stage: Stage) -> bool:
+        """Whether an earlier stage holds a parameter, too."""
+        graphs = (plan.graph(s.layers, s.has_embedding, s.has_head) for s in plan.stages[: stage.index] if s.layers)
+        return any(name in graph.tensors for graph in graphs)
+
     mesh, zero = plan.mesh, plan.strategy.zero
     held: dict[BucketKey, dict[str, _Parameter]] = {}
     for stage in (stage for stage in plan.stages if stage.pipeline_rank == pipeline_rank):
@@ -133,6 +140,8 @@ def _buckets(plan: Plan, pipeline_rank: int, shapes: dict[str, tuple[int, ...]])
         program = programs.get(stage.index) or plan.program(stage.layers, stage.has_embedding, stage.has_head)
         for tensor in program.graph.parameters():
             again = tensor.name in tied and stage is last
+            if not tensor.differentiable and not name_in_block(tensor.name):  # blocks of several stages may share it
+                again = is_before(tensor.name, stage)
             key = bucket_key(program, tensor.name, mesh, tied, zero)
             held.setdefault(key, {})[tensor.name] = _parameter(program, tensor, shapes[tensor.name], again)
     buckets: list[_Bucket | _Again] = []

@@ -60,8 +60,9 @@ def bucket_key(program: Program, name: str, mesh: Mesh, tied: frozenset[str], ze
 
 
 def tied_parameters(first: Program, last: Program) -> frozenset[str]:
-    """Names of the parameters that the first and the last of several stages share; empty if there is one stage."""
-    names = [{tensor.name for tensor in program.graph.parameters()} for program in (first, last)]
+    """Names of the learned parameters that the first and the last of several stages share; empty if there is one
+    stage. What is not learned may be on any stages: nothing of it is summed."""
+    names = [{tensor.name for tensor in program.graph.learned()} for program in (first, last)]
     return frozenset(names[0] & names[1]) if first is not last else frozenset()
 
 
