@@ -122,6 +122,7 @@ MODELS: dict[str, tuple[str, str, int]] = {
     "deepseek_v4": ("deepseek-v4-flash", "h800-80gb", 32),
     "glm5_next_text": ("glm-5.3-flash", "h800-80gb", 32),
     "hy_v4": ("hy4-preview", "h800-80gb", 128),
+    "mistral_large4_text": ("mistral-large-4-1t-a52b", "h800-80gb", 256),
     "minimax_m3_vl_text": ("minimax-m3", "h800-80gb", 64),
     "longcat_flash": ("longcat-flash", "trn2.48xlarge", 64),
     "muse_glimmer_text": ("muse-glimmer-30b", "trn2.48xlarge", 4),
@@ -155,7 +156,7 @@ def sharded_layouts() -> Counter[str]:
     from tests.multiprocess.plans import CASES
 
     models = [SMALL[model] for cases in CASES.values() for model, *_ in cases.values()]
-    counts = Counter("gemma4_e4b" if one.needs_one_stage else one.model_type for one in models)
+    counts = Counter("gemma4_e4b" if one.hidden_size_per_layer_input else one.model_type for one in models)
     counts["kimi_k2"] = counts["deepseek_v3"]  # the same model under another name
     return counts
 

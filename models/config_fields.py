@@ -73,9 +73,11 @@ class Config:
         self._config.read.add(key)
         return key in self._config and self._config[key] is None
 
-    def nullable_integer(self, key: str, default: int) -> int | None:
+    def nullable_integer(self, key: str, default: int | None) -> int | None:
         """An integer where null means none, and only an absent key the default."""
-        return None if self.is_null(key) else self.integer(key, default)
+        if self.is_null(key) or (default is None and not self.gives(key)):
+            return None
+        return self.integer(key, default)
 
     def switch(self, key: str, default: bool) -> Any:
         """True or False, unchecked, where null means False and only an absent key the default."""

@@ -35,7 +35,7 @@ STRUCTURE = frozenset(
         *("attn_layer_indices", "index_kpool", "linear_num_heads", "zero_expert_num", "sparse_attention_config"),
         *("index_block_size", "index_topk_blocks", "qk_scale_factor", "post_norm_eps", "output_multiplier"),
         *("residual_gate_temperature", "moe_hidden_size", "hidden_size_per_layer_input", "num_kv_shared_layers"),
-        *("scale_emb", "scale_depth", "dim_model_base"),
+        *("scale_emb", "scale_depth", "dim_model_base", "kv_source_layers"),
     )
 )
 """Keys of blocks that some families have: a family that does not read one of them would be another model without it."""

@@ -125,6 +125,10 @@ def _latent_sizes(model: ModelSpec, latent: LatentAttention) -> dict[str, int]:
     }
     if turned := latent.qk_rope_head_dim:
         sizes |= {"kv_a": latent.kv_lora_rank + turned, "ropedim": turned}
+    if model.family.has_whole_nope_keys:
+        sizes["kv_whole"] = model.head_dim + latent.v_head_dim
+    if model.family.scales_frequencies:
+        sizes["ropepair"] = latent.qk_rope_head_dim // 2
     return sizes if latent.q_lora_rank is None else {**sizes, "q_rank": latent.q_lora_rank}
 
 

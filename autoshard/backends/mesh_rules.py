@@ -145,7 +145,7 @@ def stages_hold_what_blocks_read(problem: Problem, draft: Draft) -> str | None:
     if draft.pp == 1 or not problem.model.needs_one_stage:
         return None
     read = ["the embedding"] * (problem.model.hidden_size_per_layer_input is not None)
-    read += ["keys and values of earlier blocks"] * (problem.model.num_kv_shared_layers > 0)
+    read += ["keys and values of earlier blocks"] * problem.model.takes_keys
     return (
         f"pp={draft.pp} is not supported for {problem.model.name}: its blocks read {' and '.join(read)}, which no "
         "stage sends on; use pp=1"

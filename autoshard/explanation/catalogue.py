@@ -165,8 +165,9 @@ def _built_of(model: ModelSpec) -> list[str]:
     mixers = Counter(model.mixer_of(layer) for layer in range(model.num_hidden_layers))
     twice = " twice" if model.family.has_two_attentions else ""
     words = [", ".join(f"{count} x {names.get(word, word)}{twice}" for word, count in mixers.items())]
-    if model.num_kv_shared_layers:
-        words.append(f"{model.num_kv_shared_layers} with keys and values of another one")
+    if model.takes_keys:
+        taking = sum(map(model.shares_keys, range(model.num_hidden_layers)))
+        words.append(f"{taking} with keys and values of another one")
     if model.hidden_size_per_layer_input is not None:
         words.append("an input of its own in each block")
     if model.is_moe:

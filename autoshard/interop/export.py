@@ -30,6 +30,7 @@ UNWRITTEN = (
     *("averages_shared_expert", "normalizes_turned_heads", "normalizes_values", "learns_activation"),
     "weighs_each_head",
     *("global_attention", "v_head_dim", "hidden_size_per_layer_input", "num_kv_shared_layers"),
+    "kv_source_layers",
 )
 """Fields of ModelSpec that no framework's file is written with here."""
 

@@ -12,8 +12,8 @@ from autoshard.files.fields import check_flag, check_integer, check_positive
 
 @dataclass(frozen=True)
 class Indexer:
-    """Sizes of the indexer in each block, under the names of DeepSeek's config. It needs latent attention with
-    compressed queries, has no gradient and is not learned.
+    """Sizes of the indexer in each block, under the names of DeepSeek's config. It needs latent attention, with
+    compressed queries unless the family makes its queries of the hidden state, has no gradient and is not learned.
 
     index_n_heads: Heads that score a query's keys.
     index_head_dim: Width of a head's query, and of the key that all of them share.
@@ -24,7 +24,7 @@ class Indexer:
         that is made of its tokens', and a query sees all tokens of the pools that it chooses, and those of its own pool
         up to itself besides; absent where it scores every token's key.
     turns_end: Whether positions turn the last numbers of a head's query and of the key, in place of the first (Hy4).
-    key_norm_eps: Added to the variance in the norm of keys.
+    key_norm_eps: Added to the variance in the norm of keys, and of the hidden state that queries may be made of.
 
     Raises AutoshardError for a size that is no positive whole number, for pools that do not divide index_topk, and for
     a key_norm_eps that is not above 0.

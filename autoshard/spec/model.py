@@ -144,6 +144,9 @@ class ModelSpec:
         own, and multiplies a gate by (gemma4_text); absent where blocks see the residual stream alone.
     num_kv_shared_layers: Blocks at the end that have no keys and values of their own: they take those of the last block
         before them that has some and the same word in layer_types (gemma4_text); 0 without.
+    kv_source_layers: Of each block, the one whose compressed keys and values it takes, from 0: itself, or an earlier
+        one that makes its own and has the same word in position_types (mistral_large4_text); absent where each block
+        makes its own.
     multi_token_prediction: The module behind the last block that predicts the token after the next one; absent where
         training leaves it out, which it does unless it was asked to have it.
     dropout: What training drops; absent where it drops nothing, which it does, whatever a config says, unless it
@@ -212,6 +215,7 @@ class ModelSpec:
     clamped_gate: Annotated[ClampedGate | None, Absence.WRITTEN] = None
     hidden_size_per_layer_input: Annotated[Count | None, Absence.WRITTEN] = None
     num_kv_shared_layers: Annotated[Whole, Absence.WRITTEN] = 0
+    kv_source_layers: Annotated[tuple[int, ...], Absence.WRITTEN, Limit(most_items=MOST_REPEATED)] = ()
     multi_token_prediction: Annotated[MultiTokenPrediction | None, Absence.WRITTEN] = None
     dropout: Annotated[Dropout, Absence.WRITTEN] = NO_DROPOUT
     graph: Annotated[TracedGraph | None, Absence.WRITTEN] = None
@@ -235,7 +239,7 @@ class ModelSpec:
         said: list[tuple[object, ...]] = [types for types in self._types.values() if types]
         if self.indexer_types:  # the first of those that see one choice counts it (models/deepseek/attention.py)
             said.append(tuple(layer - self.chooser_of(layer) == 1 for layer in range(self.num_hidden_layers)))
-        if self.num_kv_shared_layers:
+        if self.takes_keys:
             said.append(tuple(map(self.shares_keys, range(self.num_hidden_layers))))
         return blocks_of(zip(*said, strict=True)) if said else Blocks((0,) * self.num_hidden_layers)
 
@@ -261,6 +265,10 @@ class ModelSpec:
             picked["num_kv_shared_layers"] = len(places) - max(alone, default=own)
             if not picked["num_kv_shared_layers"]:
                 picked["dense_intermediate_size"] = 0
+        if self.kv_source_layers:
+            makers = dict[int, int]()
+            sources = tuple(makers.setdefault(self.kv_source_layers[place], at) for at, place in enumerate(places))
+            picked["kv_source_layers"] = () if sources == tuple(range(len(places))) else sources
         return replace(self, num_hidden_layers=len(places), **picked)
 
     @cached_property
@@ -349,14 +357,24 @@ class ModelSpec:
             return None
         return self.choice_of(behind)
 
+    @property
+    def takes_keys(self) -> bool:
+        """Whether some blocks take keys and values of another one."""
+        return self.num_kv_shared_layers > 0 or bool(self.kv_source_layers)
+
     def shares_keys(self, layer: int) -> bool:
         """Whether a block takes keys and values of another one."""
+        if self.kv_source_layers:
+            return self.kv_source_layers[layer] != layer
         return layer >= self.num_hidden_layers - self.num_kv_shared_layers
 
     def keys_of(self, layer: int) -> int:
-        """The block whose keys and values a block sees: itself, or the last one with such and the same mixer."""
+        """The block whose keys and values a block sees: itself, or the one that kv_source_layers says, or the last one
+        with such and the same mixer."""
         if not self.shares_keys(layer):
             return layer
+        if self.kv_source_layers:
+            return self.kv_source_layers[layer]
         own = range(self.num_hidden_layers - self.num_kv_shared_layers - 1, -1, -1)
         return next(place for place in own if self.mixer_of(place) == self.mixer_of(layer))
 
@@ -364,7 +382,7 @@ class ModelSpec:
     def needs_one_stage(self) -> bool:
         """Whether blocks read what the embedding or an earlier block made, beside the residual stream that stages
         send."""
-        return self.hidden_size_per_layer_input is not None or self.num_kv_shared_layers > 0
+        return self.hidden_size_per_layer_input is not None or self.takes_keys
 
     @property
     def chooses_keys(self) -> bool:

@@ -70,6 +70,7 @@ def check_model(model: ModelSpec) -> None:
     _check_experts(model)
     _check_shared_keys(model)
     _check_kinds(model)
+    _check_key_sources(model)
     _check_turned_part(model)
     _check_shared_indexers(model)
     _check_branch_multipliers(model)
@@ -253,12 +254,13 @@ def _check_compressed_attention(model: ModelSpec) -> None:
 
 
 def _check_indexer(model: ModelSpec) -> None:
-    """An indexer exactly where the model_type has it, with heads that positions turn, of compressed queries."""
+    """An indexer exactly where the model_type has it, with heads that positions turn, of what its queries are made
+    of."""
     indexer, latent, of = model.indexer, model.latent_attention, model.name
     _check_needed(model, "indexer", Indexer, "an index_topk")
     if indexer is None or latent is None:
         return
-    if latent.q_lora_rank is None:
+    if latent.q_lora_rank is None and not model.family.indexes_hidden_state:
         raise AutoshardError(f"q_lora_rank=null of {of} is not supported: its indexer reads compressed queries")
     if (indexer.index_kpool is None) != (latent.qk_rope_head_dim > 0):
         raise AutoshardError(
@@ -528,6 +530,34 @@ def _check_shared_keys(model: ModelSpec) -> None:
                 f"num_kv_shared_layers={count} of {of}: layer_types says {word} of block {layer}, but of none of "
                 "the blocks whose keys and values it could take"
             )
+
+
+def _check_key_sources(model: ModelSpec) -> None:
+    """Blocks that take the compressed keys of an earlier one only where the model_type can have them, of a block that
+    makes its own and has positions as they have."""
+    sources, of = model.kv_source_layers, model.name
+    layers = model.num_hidden_layers
+    if not isinstance(sources, tuple) or any(type(one) is not int for one in sources):
+        raise AutoshardError(f"kv_source_layers={show(sources)} of {of} must have the number of a block for each")
+    if not sources:
+        return
+    if "kv_source_layers" not in model.family.may_have:
+        raise AutoshardError(
+            f"kv_source_layers of {of} must be absent: each block of model_type={model.model_type} makes keys and "
+            f"values of its own; blocks of {with_trait('kv_source_layers')} may take those of another one"
+        )
+    if len(sources) != layers:
+        raise AutoshardError(
+            f"kv_source_layers of {of} has {len(sources)} entries; num_hidden_layers={layers} needs one for each block"
+        )
+    if sources == tuple(range(layers)):
+        raise AutoshardError(f"kv_source_layers of {of} must be absent where each block makes keys of its own")
+    for layer, source in enumerate(sources):
+        said = f"kv_source_layers of {of} says block {source} for block {layer}"
+        if not 0 <= source <= layer or sources[source] != source:
+            raise AutoshardError(f"{said}; it must be itself, or an earlier block that makes keys of its own")
+        if model.has_rope(source) != model.has_rope(layer):
+            raise AutoshardError(f"{said}; both must have positions, or neither of them")
 
 
 def _check_own_inputs(model: ModelSpec) -> None:

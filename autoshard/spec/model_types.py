@@ -38,6 +38,7 @@ OPTIONAL_FIELDS = (
     "block_indexer",
     "hidden_size_per_layer_input",
     "num_kv_shared_layers",
+    "kv_source_layers",
 )
 
 
@@ -79,6 +80,14 @@ class Family:
         "each_head" by one; None: there is no gate.
     gate_function: of that gate: "sigmoid" | "softplus".
     has_output_bias: whether attention's output projection has a bias where attention_bias is set.
+    scales_queries: whether latent attention multiplies each head's queries by s log(place + 1) + b, where places count
+        from 0, of two learned numbers of the head; those of an indexer too.
+    scales_frequencies: whether the rotary frequencies of latent attention, and of an indexer, are multiplied by exp of
+        a tensor that is loaded and not learned.
+    has_whole_nope_keys: whether heads of latent attention have a whole key each in blocks without positions, and the
+        compressed vector has no part that positions would turn, where in others they share that part.
+    indexes_hidden_state: whether an indexer makes its queries of the hidden state, behind a LayerNorm, where others
+        make them of compressed queries.
     learns_positions: whether its graph adds a table of positions to the embeddings; rope_theta is then null.
     turns_neighbours: whether rotary positions turn pairs of neighbours, not a number of a head's first half with one of
         its second.
@@ -118,6 +127,10 @@ class Family:
     gates_attention: str | None = None
     gate_function: str = SIGMOID
     has_output_bias: bool = True
+    scales_queries: bool = False
+    scales_frequencies: bool = False
+    has_whole_nope_keys: bool = False
+    indexes_hidden_state: bool = False
     learns_positions: bool = False
     turns_neighbours: bool = False
     turns_backwards: bool = False
@@ -423,6 +436,17 @@ _BUILT_IN = {
         gates_attention=EACH_NUMBER,
         gates_residual=True,
         needs=("branch_norms", "moe_latent_size"),
+    ),
+    "mistral_large4_text": Family(
+        "mistral_large4",
+        experts=_SHARED,
+        counts_shared_experts=True,
+        scales_queries=True,
+        scales_frequencies=True,
+        has_whole_nope_keys=True,
+        indexes_hidden_state=True,
+        needs=_CHOOSES,
+        may_have=("indexer_types", "kv_source_layers"),
     ),
     TRACED: Family("traced", is_published=False, activations=(TRACED,), experts=_MIXTURE, has_optional_experts=True),
 }

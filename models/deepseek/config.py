@@ -42,7 +42,7 @@ SAME: Mapping[str, str] = MappingProxyType({})
 class Defaults:
     """The values that transformers assumes if a config of a model_type does not give them."""
 
-    q_lora_rank: int = 1536
+    q_lora_rank: int | None = 1536
     kv_lora_rank: int = 512
     qk_nope_head_dim: int = 128
     v_head_dim: int = 128

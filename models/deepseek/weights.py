@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from autoshard.models.deepseek.attention import GATES, VALUES
+from autoshard.models.deepseek.attention import GATES, QUERY_SCALE, VALUES, key_dims
 from autoshard.models.llama.weights import ends, gated_mlp, norms
 from autoshard.models.mixtral.weights import mixture
 from autoshard.models.qwen.weights import MATRICES
@@ -39,25 +39,34 @@ def self_attention(model: ModelSpec, layer: int, hub: str, name: str, **named: s
         layouts = {"q_a_proj": "q_rank embed", "q_a_layernorm": "q_rank", "q_b_proj": f"{queries} q_rank"}
     if model.family.gates_attention is not None:
         layouts["gate_proj"] = f"({GATES[model.family.gates_attention]}) embed"
-    width = "kv_a" if latent.qk_rope_head_dim else "kv_rank"
-    layouts |= {"kv_a_proj_with_mqa": f"{width} embed", "kv_a_layernorm": "kv_rank"}
-    layouts["kv_b_proj"] = "(kvhead kv_b) kv_rank"
+    width, keys = key_dims(model, layer)
+    if not model.shares_keys(layer):
+        layouts |= {"kv_a_proj_with_mqa": f"{width} embed", "kv_a_layernorm": "kv_rank"}
+    layouts["kv_b_proj"] = f"({keys}) kv_rank"
     layouts["o_proj"] = f"embed ({VALUES})"
     for part, layout in layouts.items():
         yield Part(f"{hub}.{named.get(part, part)}.weight", layout, f"{name}.{part}.weight")
     if model.has_sinks(layer):
         yield Part(f"{hub}.{named.get('sinks', 'sinks')}", "(kvhead group)", f"{name}.sinks")
+    if model.family.scales_queries:
+        for part in ("scale", "bias"):
+            yield Part(f"{hub}.{QUERY_SCALE}.{part}", "(kvhead group)", f"{name}.{QUERY_SCALE}.{part}")
     if model.indexer is not None and model.chooser_of(layer) == layer:
-        yield from _indexer(model.indexer, f"{name}.indexer")
+        yield from _indexer(model, model.indexer, f"{name}.indexer")
 
 
-def _indexer(indexer: Indexer, name: str) -> Iterator[Part]:
+def _indexer(model: ModelSpec, indexer: Indexer, name: str) -> Iterator[Part]:
     """The parts of the checkpoint for an indexer."""
-    yield Part.same(f"{name}.wq_b.weight", "(index_head index_dim) q_rank")
+    source = "embed" if model.family.indexes_hidden_state else "q_rank"
+    yield Part.same(f"{name}.wq_b.weight", f"(index_head index_dim) {source}")
     yield Part.same(f"{name}.wk.weight", "index_dim embed")
     yield Part.same(f"{name}.k_norm.weight", "index_dim")
     yield Part.same(f"{name}.k_norm.bias", "index_dim")
     yield Part.same(f"{name}.weights_proj.weight", "index_head embed")
+    for part in ("weight", "bias") if model.family.indexes_hidden_state else ():
+        yield Part.same(f"{name}.q_input_norm.{part}", source)
+    for part in ("scale", "bias") if model.family.scales_queries else ():
+        yield Part.same(f"{name}.{QUERY_SCALE}.{part}", "index_head")
     if indexer.index_kpool is not None:
         yield Part.same(f"{name}.index_kpool_compress_gate", "index_dim embed")
         yield Part.same(f"{name}.index_kpool_compress_ape", "index_pool index_dim")

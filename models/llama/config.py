@@ -201,9 +201,9 @@ def every_few(layers: int, pattern: int) -> tuple[str, ...]:
     return tuple(SLIDING_ATTENTION if (layer + 1) % pattern else FULL_ATTENTION for layer in range(layers))
 
 
-def smollm3_blocks(config: Config) -> dict[str, Any]:
-    """Which blocks of SmolLM3 have no positions: every no_rope_layer_interval-th one, or those with a 0 in
-    no_rope_layers. With a sliding window, these have it."""
+def blocks_with_rope(config: Config) -> tuple[str, ...]:
+    """The position_types of a config of which every no_rope_layer_interval-th block has no positions, or those with a 0
+    in no_rope_layers."""
     layers = config.integer("num_hidden_layers", at_most=MOST_REPEATED)
     interval = config.integer("no_rope_layer_interval", 4)
     turned = config.value("no_rope_layers", [int((layer + 1) % interval != 0) for layer in range(layers)])
@@ -212,7 +212,12 @@ def smollm3_blocks(config: Config) -> dict[str, Any]:
             f"no_rope_layers={show(turned)} of {config.name} must be a list of {layers} numbers, one a block: 1 with "
             "rotary positions, 0 without"
         )
-    types = tuple(ROPE if flag else NOPE for flag in turned)
+    return tuple(ROPE if flag else NOPE for flag in turned)
+
+
+def smollm3_blocks(config: Config) -> dict[str, Any]:
+    """Which blocks of SmolLM3 have no positions. With a sliding window, these have it."""
+    types = blocks_with_rope(config)
     windows = tuple(SLIDING_ATTENTION if word == NOPE else FULL_ATTENTION for word in types)
     tied = {"tie_word_embeddings": config.value("tie_word_embeddings", True)}
     found = qwen_windows(config, None, types=windows)

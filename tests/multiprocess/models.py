@@ -617,6 +617,24 @@ MODELS["glm 5"] = replace(
     indexer=Indexer(index_n_heads=4, index_head_dim=8, index_topk=5, indexer_rope_interleave=True),
 )
 MODELS["glm 5.2"] = replace(MODELS["glm 5"], indexer_types=("full", "shared", "full", "shared"))
+MODELS["mistral large 4"] = replace(
+    MODELS["deepseek v3.2"],
+    model_type="mistral_large4_text",
+    latent_attention=LatentAttention(None, 12, 8, 10),
+    indexer=Indexer(index_n_heads=6, index_head_dim=12, index_topk=5, indexer_rope_interleave=True),
+    indexer_types=("full", "full", "shared", "full"),
+    position_types=("nope", "rope", "nope", "rope"),
+    router=Router("softmax", "greedy", routed_scaling_factor=1.5),
+    final_logit_softcapping=0.7,
+)
+# block 2 takes the keys of block 0, and block 3 those of block 1
+MODELS["mistral large 4, shared keys"] = replace(
+    MODELS["mistral large 4"], indexer_types=(), kv_source_layers=(0, 1, 0, 1)
+)
+# 6 heads: tp=4 pads them
+MODELS["mistral large 4 of 6 heads"] = replace(
+    MODELS["mistral large 4"], hidden_size=96, num_attention_heads=6, num_key_value_heads=6, indexer_types=()
+)
 MODELS["deepseek v4"] = replace(
     LLAMA,
     model_type="deepseek_v4",

@@ -1118,6 +1118,54 @@ CASES[4] |= {
 }
 
 CASES[2] |= {
+    "mistral large 4, tp": ("mistral large 4", strategy(tp=2, recompute="attention_up+core_attention"), 2),
+    "mistral large 4, tp, no sequence parallel, plain": (
+        "mistral large 4 of 6 heads",
+        strategy(tp=2, sp=False, kernel="plain"),
+        2,
+    ),
+    "mistral large 4, pp, uneven, zero bubble": (
+        "mistral large 4",
+        strategy(pp=2, layers=(3, 1), schedule="zero_bubble", recompute=("attention", "mlp")),
+        3,
+    ),
+    "mistral large 4, pp, interleaved": ("mistral large 4", strategy(pp=2, vpp=2), 2),
+    "mistral large 4, dp, ep, ZeRO-2": ("mistral large 4", strategy(dp=2, ep=2, zero=2, mbs=2), 2),
+    "mistral large 4, dp, ZeRO-3, recompute all": ("mistral large 4", strategy(dp=2, zero=3, recompute="full"), 2),
+    "mistral large 4, cp, ep over cp": ("mistral large 4", strategy(cp=2, ep=2, recompute="core_attention"), 2),
+    "packed documents, mistral large 4, tp": ("mistral large 4", strategy(tp=2, recompute="full"), 2),
+    "packed documents, mistral large 4, cp": ("mistral large 4", strategy(cp=2, ep=2), 2),
+    "mistral large 4, shared keys, tp": (
+        "mistral large 4, shared keys",
+        strategy(tp=2, recompute="attention_up+core_attention"),
+        2,
+    ),
+    "mistral large 4, shared keys, tp, no sequence parallel": (
+        "mistral large 4, shared keys",
+        strategy(tp=2, sp=False, recompute="full"),
+        2,
+    ),
+    "mistral large 4, shared keys, dp, ep, ZeRO-3": (
+        "mistral large 4, shared keys",
+        strategy(dp=2, ep=2, zero=3, recompute="full"),
+        2,
+    ),
+    "mistral large 4, shared keys, cp": ("mistral large 4, shared keys", strategy(cp=2, ep=2), 2),
+}
+CASES[4] |= {
+    "mistral large 4, tp x pp": ("mistral large 4", strategy(tp=2, pp=2, layers=(3, 1), recompute="full"), 3),
+    "mistral large 4, a stage for each block": ("mistral large 4", strategy(pp=4), 5),
+    "mistral large 4, tp x cp": ("mistral large 4", strategy(tp=2, cp=2, ep=2), 2),
+    "mistral large 4, ep x tp": ("mistral large 4", strategy(tp=2, dp=2, ep=2, sp=False), 2),
+    "mistral large 4, padded heads": ("mistral large 4 of 6 heads", strategy(tp=4), 2),
+    "mistral large 4, shared keys, tp x cp": (
+        "mistral large 4, shared keys",
+        strategy(tp=2, cp=2, ep=2, recompute="core_attention"),
+        2,
+    ),
+}
+
+CASES[2] |= {
     "minimax m3, tp": ("minimax m3", strategy(tp=2, recompute="core_attention"), 2),
     "minimax m3, tp, no sequence parallel, plain": ("minimax m3", strategy(tp=2, sp=False, kernel="plain"), 2),
     "minimax m3, tp, recompute around them": ("minimax m3", strategy(tp=2, recompute="attention_norm+mlp+residual"), 2),
@@ -1233,6 +1281,7 @@ LATER_FAMILIES = (
         "muse_spark_text",
         "vaultgemma",
         "minicpm3",
+        "mistral_large4_text",
     ),
 )
 FURTHER = {

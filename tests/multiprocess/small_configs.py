@@ -827,6 +827,25 @@ CONFIGS["glm 5, groups"] = {
     "rope_parameters": YARN,
     **NO_TOKENS,
 }
+LARGE = {key: value for key, value in SPARSE.items() if key != "q_lora_rank"} | NO_TOKENS
+CONFIGS["mistral large 4"] = {
+    **LARGE,
+    "model_type": "mistral_large4_text",
+    "num_hidden_layers": 5,
+    "final_logit_softcapping": 0.9,
+    "routed_scaling_factor": 1.7,
+    "rope_parameters": YARN,
+}
+CONFIGS["mistral large 4, shared keys and choices"] = {
+    **LARGE,
+    "model_type": "mistral_large4_text",
+    "num_hidden_layers": 6,
+    "mlp_layer_types": ["dense", "sparse", "dense", "sparse", "sparse", "sparse"],
+    "no_rope_layers": [1, 0, 1, 0, 0, 1],
+    "kv_source_layers": [0, 1, 0, 3, 3, 5],
+    "indexer_types": ["full", "shared", "full", "full", "shared", "shared"],
+    "tie_word_embeddings": True,
+}
 YOUTU = {key: LATENT[key] for key in (*SMALL, "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim")}
 CONFIGS["youtu"] = {**YOUTU, "model_type": "youtu", "v_head_dim": 10, **NO_TOKENS}
 CONFIGS["youtu, no compressed queries"] = {

@@ -39,6 +39,7 @@ CHOSEN = (
     "longcat",
     "muse glimmer",
     "muse spark",
+    "mistral large 4, shared keys and choices",
 )
 """What is special in a config, keys without which transformers builds no model, and names that are not Llama's."""
 

@@ -13,7 +13,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from autoshard.cost.estimate import estimate
 from autoshard.graph import score_tiles
 from autoshard.graph.count import operator_work
+from autoshard.graph.operator_kind import DOCUMENT_STARTS
 from autoshard.graph.partition import OperatorStep, Program, partition
+from autoshard.layout.documents import with_documents
 from autoshard.models.stage import dim_sizes, stage_graph
 from autoshard.models.weights import parameter_dtypes
 from autoshard.plans.plan import make_plan
@@ -23,6 +25,7 @@ from autoshard.runtime.torch_backend.indexer import best, choose_blocks, choose_
 from autoshard.runtime.torch_backend.kernels import kernel
 from autoshard.runtime.torch_backend.optimizer_settings import optimizer_settings
 from autoshard.runtime.torch_backend.parameters import initial_parameter
+from autoshard.runtime.torch_backend.rotation import rope_frequencies
 from autoshard.runtime.torch_backend.session import Session
 from autoshard.spec.block_indexer import BlockIndexer
 from autoshard.spec.indexer import Indexer
@@ -146,6 +149,51 @@ def test_positions_may_turn_the_ends_of_queries_and_keys() -> None:
     expected = choose_keys(Context(program, None), step)(*inputs)
     assert torch.equal(choose_keys(Context(at_end, None), other)(*swapped), expected)
     assert not torch.equal(choose_keys(Context(program, None), step)(*swapped), expected)
+
+
+LARGE = MODELS["mistral large 4"]
+
+
+@pytest.mark.parametrize("layer", [0, 1], ids=["without positions", "with positions"])
+@pytest.mark.parametrize("documents", [False, True])
+def test_queries_made_of_the_hidden_state_grow_with_their_place(layer: int, documents: bool) -> None:
+    """6 heads of 12 numbers, of which 8 turn, at frequencies that exp of a parameter scales."""
+    graph = stage_graph(LARGE, dim_sizes(LARGE, 2, 16), (layer,), False, False, element_bytes=8)
+    starts = torch.tensor([[0] * 6 + [6] * 10, [0] * 16])
+    graph = with_documents(graph) if documents else graph
+    program = partition(graph, {}, {op.name: {} for op in graph.operators})
+    steps = (step for step in program.steps if isinstance(step, OperatorStep))
+    step = next(step for step in steps if step.operator.kind == "choose_keys")
+    made = dict(zip(step.operator.inputs, inputs_of(program, step), strict=True))
+    inputs = [made[name].double() for name in step.operator.inputs if name != DOCUMENT_STARTS]
+    seen = choose_keys(Context(program, None), step)(*inputs, *((starts,) if documents else ()))
+    h, _, wq_b, wk, norm, norm_bias, of_heads, *others = inputs
+    q_norm, q_bias, scale, bias, *exponents = others
+    assert len(exponents) == layer
+    q = torch.nn.functional.layer_norm(h, (64,), q_norm, q_bias, 1e-6)
+    first = starts if documents else torch.zeros_like(starts)
+    logs = (torch.arange(16) - first + 1).float().log().double()
+    q = torch.einsum("bse,hde->bshd", q, wq_b) * (scale * logs.unsqueeze(-1) + bias).unsqueeze(-1)
+    k = torch.nn.functional.layer_norm(h @ wk.T, (12,), norm, norm_bias, 1e-6).unsqueeze(2)
+    for one in exponents:
+        frequencies = rope_frequencies(8, 1e4, LARGE.rope_scaling) * one.exp()
+        angles = torch.outer(torch.arange(16).double(), frequencies).unsqueeze(1)
+        q, k = (
+            torch.cat((turned(x[..., :8], angles), x[..., 8:]), -1)  # the factor of YaRN is 1
+            for x in (q, k)
+        )
+    scores = torch.einsum("bqhd,bkd->bqhk", q, k.squeeze(2)).relu()
+    scores = torch.einsum("bqhk,bqh->bqk", scores, h @ of_heads.T)
+    place = torch.arange(16)
+    hidden = (place > place.unsqueeze(1)) | (place < first.unsqueeze(-1))
+    order = scores.masked_fill(hidden, -torch.inf).argsort(stable=True, descending=True).argsort(-1)
+    assert torch.equal(seen, (order < 5) & ~hidden)
+
+
+def turned(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
+    """Pairs of neighbours turned."""
+    turn = torch.polar(torch.ones_like(angles), angles)
+    return torch.view_as_real(torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous()) * turn).flatten(-2)
 
 
 @pytest.mark.parametrize(("at_once", "tile"), [(16, (1, 1)), (500, (4, 1)), (2000, (4, 6)), (800, (4, 2))])

@@ -47,6 +47,7 @@ WHOLES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "minimax_m3_vl": ("minimax m3", {}, {**SMALL, **PIXELS, "temporal_patch_size": 1}),
     "muse_glimmer": ("muse glimmer", {}, {**SMALL, **PIXELS, "intermediate_size": 96}),
     "muse_spark": ("muse spark", {}, {**SMALL, **PIXELS, "intermediate_size": 96}),
+    "mistral_large4": ("mistral large 4", {}, {"model_type": "pixtral", **SMALL, **PIXELS, "head_dim": 8}),
     "glm4v": (
         "glm4",
         {"model_type": "glm4v_text", "rope_parameters": THREE, "head_dim": 8},

@@ -52,9 +52,10 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Published:
 
 def held(model: torch.nn.Module) -> int:
     """The number of a model's parameters and of what most families have as buffers: correction biases of routers,
-    tables of their experts, numbers of xIELU that are not learned, and those that scale Gemma 4's blocks."""
+    tables of their experts, numbers of xIELU that are not learned, those that scale Gemma 4's blocks, and those that
+    scale Mistral Large 4's frequencies."""
     names = ("e_score_correction_bias", "expert_bias", "act_fn.beta", "act_fn.eps", "layer_scalar", "tid2eid")
-    buffers = (one for name, one in model.named_buffers() if name.endswith(names))
+    buffers = (one for name, one in model.named_buffers() if name.endswith((*names, "rotary_emb.alpha")))
     unread = sum(one.numel() for one in zero_experts(model))
     return sum(one.numel() for one in (*model.parameters(), *buffers)) - unread
 
@@ -112,7 +113,7 @@ def test_gradients_equal_those_of_transformers(name: str, saved: Published, tmp_
 
     learned = {part.tensor for part in parts if module.parameter(part.parameter).grad is not None}
     correction = ("e_score_correction_bias", "router_bias", "expert_bias", "ffn.gate.bias")
-    kept = (*correction, "gate.tid2eid", "act_fn.beta", "act_fn.eps", "layer_scalar")
+    kept = (*correction, "gate.tid2eid", "act_fn.beta", "act_fn.eps", "layer_scalar", "lerope.alpha")
     assert all(
         tensor.endswith(kept) or ".indexer." in tensor or ".index_" in tensor for tensor in tensors.keys() - learned
     )

@@ -26,6 +26,7 @@ def _transformers() -> Any:
     _add_glm(transformers)
     for name in ("glimmer", "spark"):
         _add_muse(transformers, name)
+    _add_mistral_large(transformers)
     return transformers
 
 
@@ -114,6 +115,42 @@ def _add_muse(transformers: Any, which: str) -> None:
     transformers.AutoModelForCausalLM.register(text_config, MuseForCausalLM, exist_ok=True)
 
 
+def _add_mistral_large(transformers: Any) -> None:
+    """Mistral Large 4's text model by itself, which transformers 5.23 has inside of the one that sees alone: with the
+    head of that one, and the names that its checkpoint has."""
+    from transformers import conversion_mapping
+    from transformers.core_model_loading import WeightRenaming
+    from transformers.models.mistral_large4 import modeling_mistral_large4
+
+    text_config: Any = transformers.AutoConfig.for_model("mistral_large4_text").__class__
+
+    modeling: Any = modeling_mistral_large4
+    outer, inner = modeling.MistralLarge4PreTrainedModel, modeling.MistralLarge4TextModel
+
+    class MistralLarge4ForCausalLM(outer, transformers.GenerationMixin):  # type: ignore[misc, valid-type]
+        __module__ = modeling.__name__  # where transformers looks whether its experts may be grouped
+        config_class = text_config
+        _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            self.model = inner(config)
+            self.lm_head = torch.nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+            self.post_init()
+
+        def forward(self, input_ids: torch.Tensor | None = None, **given: Any) -> Any:
+            logits, cap = self.lm_head(self.model(input_ids, **given)[0]), self.config.final_logit_softcapping
+            return transformers.modeling_outputs.CausalLMOutput(logits=torch.tanh(logits / cap) * cap)
+
+    whole: Any = conversion_mapping.get_checkpoint_conversion_mapping("mistral_large4")
+    ends = {"tok_embeddings": "embed_tokens", "layers": "layers", "norm": "norm"}
+    own = [WeightRenaming(rf"^{theirs}\.", f"model.{ours}.") for theirs, ours in ends.items()]
+    own += [WeightRenaming(r"^lerope\.alpha", "model.rotary_emb.alpha"), WeightRenaming(r"^output\.", "lm_head.")]
+    shared = [one for one in whole if one.source_patterns[0].startswith((r"\.wo", r"\.(feed"))]
+    conversion_mapping.register_checkpoint_conversion_mapping("MistralLarge4ForCausalLM", [*own, *shared])
+    transformers.AutoModelForCausalLM.register(text_config, MistralLarge4ForCausalLM, exist_ok=True)
+
+
 def config_of_transformers(config: dict[str, Any]) -> Any:
     return _transformers().AutoConfig.for_model(**deepcopy(config))  # it writes into dicts that configs share
 
@@ -173,6 +210,8 @@ def _fill(model: Any) -> None:
                 buffer.copy_(torch.randn(buffer.shape, generator=generator) * 0.2)
             if name.endswith("tid2eid"):
                 buffer.copy_(torch.randint(model.config.n_routed_experts, buffer.shape, generator=generator))
+            if name.endswith("rotary_emb.alpha"):
+                buffer.copy_(torch.randn(buffer.shape, generator=generator) * 0.3)
             if name.endswith("layer_scalar"):
                 buffer.copy_(torch.rand(buffer.shape, generator=generator) + 0.5)
         for one in zero_experts(model):

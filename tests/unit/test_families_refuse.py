@@ -715,6 +715,44 @@ STEP_WINDOWS = {"layer_types": ["full_attention", *["sliding_attention"] * 3], "
         ("hy_v3", {"qk_norm": False}, "qk_norm=False of m is not supported; True is"),
         ("hy_v3", {"norm_topk_prob": False}, "norm_topk_prob=False of m is not supported; True is"),
         ("mistral4", {"n_group": 4}, "n_group=4 of m is not supported; 1 is"),
+        *(
+            ("mistral_large4_text", {key: value}, f"{key}={value!r} of m is not supported; {known} is")
+            for key, value, known in (
+                ("n_group", 4, 1),
+                ("topk_group", 2, 1),
+                ("norm_topk_prob", False, True),
+                ("rope_interleave", False, True),
+                ("q_lora_rank", 24, "null"),
+                ("attention_bias", True, False),
+                ("mlp_bias", True, False),
+            )
+        ),
+        (
+            "mistral_large4_text",
+            {"layer_types": ["full_attention"] * 4},
+            "layer_types='full_attention' of m must be one of: indexed_attention",
+        ),
+        (
+            "mistral_large4_text",
+            {"no_rope_layers": [1, 0]},
+            (
+                "no_rope_layers=a list of 2 of m must be a list of 4 numbers, one a block: 1 with rotary positions, 0 "
+                "without"
+            ),
+        ),
+        (
+            "mistral_large4_text",
+            {"final_logit_softcapping": 0},
+            "final_logit_softcapping=0 of m must be a finite number above 0",
+        ),
+        (
+            "deepseek_v32",
+            {**DEEPSEEK, "n_group": 1, "topk_group": 1, "kv_source_layers": [0, 0, 2, 3]},
+            (
+                "kv_source_layers=a list of 4 of m is not a key of model_type=deepseek_v32, which would be another "
+                "model without it; mistral_large4_text has it"
+            ),
+        ),
         (
             "mistral4",
             {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "partial_rotary_factor": 0.25}},

@@ -63,6 +63,9 @@ def latent_parameters(model: ModelSpec) -> int:
     )
     behind = model.num_sparse_layers * hidden if model.model_type == "axk1" else 0  # a norm behind experts
     mixers += model.num_hidden_layers * stream_parameters(model)
+    if model.model_type == "mistral_large4_text":  # two numbers of each head; whole keys
+        mixers += model.num_hidden_layers * 2 * heads
+        mixers += model.position_types.count("nope") * latent.qk_rope_head_dim * (latent.kv_lora_rank * heads - hidden)
     if model.model_type == "hy_v4":  # the head weighs four streams
         mixers += 4 * (4 * hidden + 1) + 1
     times = 2 if model.family.has_two_attentions else 1
@@ -439,6 +442,7 @@ def recurrence(model: ModelSpec) -> int:
         ("mistral-small-4-119b-a6.5b", 118_972_826_624),
         ("ministral-8b", 8_019_808_256),
         ("youtu-llm-2b", 1_961_560_064),
+        ("mistral-large-4-1t-a52b", 1_048_234_576_896),
         ("minicpm3-4b", 4_073_875_968),
         ("cwm-32b", 32_581_097_472),
         ("hunyuan-0.5b", 539_010_048),

@@ -231,7 +231,7 @@ def test_what_a_config_leaves_out() -> None:
             (
                 "index_topk=5 of m is not a key of model_type=deepseek_v3, which would be another model without it; "
                 "deepseek_v32 or glm_moe_dsa or deepseek_v4 or glm5_next_text or hy_v4 "
-                "has it"
+                "or mistral_large4_text has it"
             ),
         ),
     ],
@@ -393,7 +393,7 @@ def test_where_blocks_cannot_see_one_choice() -> None:
         replace(TINY, indexer_types=model.indexer_types)
     assert str(raised.value) == (
         "indexer_types of tiny-llama must be absent: no block of model_type=deepseek_v32 sees the keys that another "
-        "one's indexer chose; blocks of glm_moe_dsa, glm5_next_text, hy_v4 may"
+        "one's indexer chose; blocks of glm_moe_dsa, glm5_next_text, hy_v4, mistral_large4_text may"
     )
     mixed = MODELS["glm 5.3, one choice for two blocks"]
     for types, said in (

@@ -225,7 +225,7 @@ def test_latent_attention_goes_with_its_families() -> None:
     assert str(raised.value) == (
         "model_type=llama of tiny-llama has no latent_attention; that is of deepseek_v2, deepseek_v3, kimi_k2, "
         "axk1, glm4_moe_lite, mistral4, youtu, minicpm3, deepseek_v32, glm_moe_dsa, kimi_linear, "
-        "bailing_hybrid, glm5_next_text, hy_v4, longcat_flash"
+        "bailing_hybrid, glm5_next_text, hy_v4, longcat_flash, mistral_large4_text"
     )
     with pytest.raises(AutoshardError) as raised:
         replace(TINY, shared_expert_intermediate_size=100)

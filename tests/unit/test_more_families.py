@@ -564,6 +564,38 @@ def test_what_a_mistral4_config_leaves_out() -> None:
         assert from_config(to_config(one), "m") == one
 
 
+def test_what_a_mistral_large4_config_leaves_out() -> None:
+    model = read("mistral_large4_text")
+    assert model.latent_attention == LatentAttention(None, 512, 64, 128)
+    assert (model.head_dim, model.rope_theta, model.norm_eps, model.final_logit_softcapping) == (128, 1e4, 1e-5, 30.0)
+    assert model.rope_scaling == RopeScaling(
+        "yarn", 2048.0, None, None, 512, beta_fast=32.0, beta_slow=1.0, attention_factor=1.0
+    )
+    assert model.indexer == Indexer(32, 128, 2048, indexer_rope_interleave=True)
+    assert (model.indexer_types, model.kv_source_layers) == ((), ())
+    assert model.position_types == ("rope", "rope", "rope", "nope")
+    assert model.mlp_layer_types == ("dense", "sparse", "sparse", "sparse")
+    assert (model.intermediate_size, model.num_local_experts, model.num_experts_per_tok) == (6144, 128, 4)
+    assert (model.shared_expert_intermediate_size, model.norm_topk_prob) == (6144, True)
+    assert model.router == Router("softmax", "greedy")
+    other = read(
+        "mistral_large4_text",
+        no_rope_layer_interval=2,
+        index_topk_pattern="FSFS",
+        kv_source_layers=[0, 1, 0, 1],
+        first_k_dense_replace=0,
+        rope_parameters={"rope_type": "default", "rope_theta": 5e5},
+        tie_word_embeddings=True,
+    )
+    assert (other.rope_theta, other.rope_scaling, other.mlp_layer_types) == (5e5, None, ())
+    assert other.position_types == ("rope", "nope", "rope", "nope")
+    assert (other.indexer_types, other.kv_source_layers) == (("full", "shared", "full", "shared"), (0, 1, 0, 1))
+    for one in (model, other):
+        assert from_config(to_config(one), "m") == one
+    whole = {"model_type": "mistral_large4", "text_config": {**to_config(model)}, "vision_config": {}}
+    assert from_config(whole, "m") == model
+
+
 def test_what_a_youtu_config_leaves_out() -> None:
     model = read("youtu")
     assert model.latent_attention == LatentAttention(1536, 512, 64, 128)

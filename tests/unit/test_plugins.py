@@ -297,7 +297,7 @@ def test_a_family_has_the_traits_of_those_that_are_built_in(tmp_path: Path, monk
                 "may_have='mtp' of family bad must be one of: multi_token_prediction, use_parallel_residual, "
                 "use_qk_norm, use_rms_norm, averages_shared_expert, moe_latent_size, clamped_gate, global_attention, "
                 "v_head_dim, indexer_types, zero_expert_num, block_indexer, hidden_size_per_layer_input, "
-                "num_kv_shared_layers"
+                "num_kv_shared_layers, kv_source_layers"
             ),
         ),
     ],

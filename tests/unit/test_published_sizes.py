@@ -141,6 +141,8 @@ PUBLISHED: tuple[tuple[str, Callable[[ModelSpec], int], str, str], ...] = (
     ("mistral-small-4-119b-a6.5b", parameter_count, "119e9", "model card"),
     ("mistral-small-4-119b-a6.5b", active, "6e9", "Mistral's announcement of it"),
     ("ministral-8b", parameter_count, "8019808256", "model card"),
+    ("mistral-large-4-1t-a52b", parameter_count, "1e12", "its name"),
+    ("mistral-large-4-1t-a52b", active, "52e9", "its name"),
     ("youtu-llm-2b", parameter_count, "1961560064", "model card's count of the checkpoint"),
     ("minicpm3-4b", parameter_count, "4.07e9", "the sum that Hugging Face shows, recalled"),
     ("cwm-32b", parameter_count, "32e9", "model card"),

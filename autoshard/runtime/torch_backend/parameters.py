@@ -12,6 +12,7 @@ from autoshard.graph import xielu
 from autoshard.graph.ir import Tensor
 from autoshard.graph.partition import Program
 from autoshard.layout.mesh import Mesh
+from autoshard.models.deepseek.attention import EXPONENTS, QUERY_SCALE
 from autoshard.models.stage import published_sizes
 from autoshard.runtime.torch_backend.optimizer_settings import unrounded
 from autoshard.spec.hyper_connections import HyperConnections
@@ -87,6 +88,10 @@ def _initial(model: ModelSpec, name: str) -> str:
     the one before), 'residual' or 'normal'. Its name decides; a traced model states it."""
     if model.graph is not None:
         return model.graph.parameter_named(name).initial
+    if model.family.scales_queries and f".{QUERY_SCALE}." in name:
+        return "ones" if name.endswith(".bias") else "zeros"
+    if name == EXPONENTS:
+        return "zeros"
     if name.endswith((".dt_bias", ".D", ".layer_scalar", ".per_expert_scale", "_compress_gate", *_OF_STREAMS[:2])):
         return "ones"
     if name.endswith(".tid2eid"):
