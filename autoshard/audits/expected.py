@@ -19,7 +19,7 @@ from autoshard.graph.count import (
 )
 from autoshard.graph.partition import OperatorStep, Program, RedistributeStep, Step
 from autoshard.graph.recompute import Segment, segments
-from autoshard.layout.buckets import bucket_elements, bucket_key, tied_parameters
+from autoshard.layout.buckets import bucket_elements, bucket_key, held_elements, tied_parameters
 from autoshard.layout.template import template_of
 from autoshard.plans.plan import Plan
 from autoshard.plans.stage_sections import RankGraphs, rank_graphs
@@ -94,7 +94,7 @@ def expectation(plan: Plan, pipeline_rank: int, rank: int | None = None) -> Expe
         for key, value in program_flops(program, plan.strategy.recompute[stage.index]):
             flops[key] += value  # type: ignore[assignment]
     rank = plan.mesh.rank(pipeline_rank, {}) if rank is None else rank
-    elements = sum(sum(parameter_elements(program).values()) for program in programs)
+    elements = sum(sum(one.values()) for one in held_elements(programs))
     first, last = (plan.program(s.layers, s.has_embedding, s.has_head) for s in (plan.stages[0], plan.stages[-1]))
     tied = tied_parameters(first, last) if len(plan.stages) > 1 else frozenset()
     held, unmatched = _memory(plan, programs, tied, pipeline_rank)

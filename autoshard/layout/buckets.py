@@ -7,7 +7,7 @@ buckets from this; the cost model counts and prices their collectives.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 
@@ -75,13 +75,22 @@ def held_apart(first: Program, last: Program) -> str | None:
     return next((name for name in sorted(tied_parameters(first, last)) if way(first, name) != way(last, name)), None)
 
 
-def bucket_elements(programs: Iterable[Program], mesh: Mesh, tied: frozenset[str], zero: int) -> dict[BucketKey, int]:
+def held_elements(programs: Sequence[Program]) -> list[dict[str, int]]:
+    """Of each program on one device, the elements of its parameters by name, but for those that an earlier one has."""
+    known, found = set[str](), list[dict[str, int]]()
+    for program in programs:
+        found.append({name: count for name, count in parameter_elements(program).items() if name not in known})
+        known.update(found[-1])
+    return found
+
+
+def bucket_elements(programs: Sequence[Program], mesh: Mesh, tied: frozenset[str], zero: int) -> dict[BucketKey, int]:
     """Number of elements of each bucket on one device that runs these programs, padded to whole shards, in a fixed
-    order.
+    order. What several of them share is there once.
     """
     totals: dict[BucketKey, int] = {}
-    for program in programs:
-        for name, count in parameter_elements(program).items():
+    for program, elements in zip(programs, held_elements(programs), strict=True):
+        for name, count in elements.items():
             key = bucket_key(program, name, mesh, tied, zero)
             totals[key] = totals.get(key, 0) + count
     return {key: padded_elements(key, totals[key], mesh, zero) for key in sorted(totals)}

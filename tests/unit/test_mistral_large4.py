@@ -7,13 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from autoshard.audits.expected import expectation
 from autoshard.checkpoint.layout import rank_shards
 from autoshard.conversion.convert import Conversion, convert, open_source
 from autoshard.errors import AutoshardError
+from autoshard.graph.count import parameter_elements
 from autoshard.graph.ir import Graph
 from autoshard.graph.operators import KINDS
 from autoshard.graph.recompute import kept_activations
-from autoshard.layout.buckets import tied_parameters
+from autoshard.layout.buckets import bucket_elements, held_elements, tied_parameters
 from autoshard.layout.sharding import stage_program
 from autoshard.models.huggingface import from_config, to_config
 from autoshard.models.registry import load_model
@@ -91,6 +93,17 @@ def test_exponents_are_one_tensor_of_all_blocks_and_stages() -> None:
     bare = replace(MODEL, position_types=("nope",) * 4)
     # in two blocks 8 numbers of a token less, and of each of 8 heads 8 more; and the exponents of 4 frequencies
     assert parameter_count(MODEL) - parameter_count(bare) == 2 * 8 * (64 - 8 * 12) + 4
+
+
+def test_a_rank_has_the_exponents_of_its_stages_once() -> None:
+    """Blocks 1 and 3 have positions, and lie on the two stages of one rank."""
+    chunks = case(2, "mistral large 4, pp, interleaved")
+    programs = [chunks.stage_programs[index] for index in (1, 3)]
+    assert [EXPONENTS in program.graph.tensors for program in programs] == [True, True]
+    assert [EXPONENTS in elements for elements in held_elements(programs)] == [True, False]
+    apart = sum(sum(parameter_elements(program).values()) for program in programs)
+    assert sum(bucket_elements(programs, chunks.mesh, frozenset(), 0).values()) == apart - 4
+    assert expectation(chunks, 1).parameter_elements == apart - 4
 
 
 def test_keys_of_an_earlier_block_are_taken_compressed() -> None:
