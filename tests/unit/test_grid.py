@@ -140,6 +140,7 @@ SHAPES = (
     ("qwen2-7b", LocalShape(2, 2, 1, 1, True, "flash", "ulysses")),
     ("glm-5", LocalShape(4, 2, 8, 1, True, "flash", "all_gather")),
     ("deepseek-v3.2", LocalShape(1, 1, 8, 1, False, "plain")),
+    ("mistral-large-4-1t-a52b", LocalShape(2, 2, 8, 1, True, "flash", "all_gather")),
 )
 
 
