@@ -51,6 +51,8 @@ def test_a_query_sees_its_own_document_up_to_itself() -> None:
         ("deepseek v3.2", "flash", "none"),  # an indexer chooses among the keys of a document
         ("glm 5.2", "plain", "full"),
         ("hy4", "flash", "core_attention"),
+        ("mistral large 4", "flash", "none"),  # places by which queries grow count from the start of a document
+        ("mistral large 4, shared keys", "plain", "full"),
         *((name, "flash", "none") for name in RECURRENT),
     ],
 )
