@@ -71,7 +71,8 @@ class Context:
         to the logarithms of its places, the first of which is 1: [batch or 1, seq], FP32 at least. They are computed in
         FP32, as transformers does."""
         places = self.positions(step) + 1
-        key = ("log_scale", self.piece(step, "seq"), step.operator.attributes.get("sequence_pieces"))
+        pieces = step.operator.attributes.get("sequence_pieces")
+        key = ("log_scale", self.piece(step, "seq"), self.graph.sizes["seq"], pieces)
 
         def run(like: torch.Tensor, starts: torch.Tensor | None = None) -> torch.Tensor:
             dtype = torch.promote_types(like.dtype, torch.float32)
