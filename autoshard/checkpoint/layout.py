@@ -139,11 +139,14 @@ def _buckets(plan: Plan, pipeline_rank: int, shapes: dict[str, tuple[int, ...]])
             continue  # it passes on what it receives and holds nothing
         program = programs.get(stage.index) or plan.program(stage.layers, stage.has_embedding, stage.has_head)
         for tensor in program.graph.parameters():
+            key = bucket_key(program, tensor.name, mesh, tied, zero)
+            own = held.setdefault(key, {})
+            if tensor.name in own:
+                continue  # an earlier stage of this rank has it, too
             again = tensor.name in tied and stage is last
             if not tensor.differentiable and not name_in_block(tensor.name):  # blocks of several stages may share it
                 again = is_before(tensor.name, stage)
-            key = bucket_key(program, tensor.name, mesh, tied, zero)
-            held.setdefault(key, {})[tensor.name] = _parameter(program, tensor, shapes[tensor.name], again)
+            own[tensor.name] = _parameter(program, tensor, shapes[tensor.name], again)
     buckets: list[_Bucket | _Again] = []
     places: dict[tuple[object, ...], int] = {}
     for place, key in enumerate(sorted(held)):

@@ -78,6 +78,12 @@ LAYOUTS: dict[str, dict[str, Strategy]] = {
         "tp": strategy(tp=2),
         "pp x dp": strategy(pp=2, dp=3),
     },
+    "mistral large 4": {
+        "one process": strategy(),
+        "a stage for each block": strategy(pp=4),
+        "interleaved": strategy(pp=2, vpp=2),
+        "tp x pp x dp, ZeRO-3": strategy(tp=2, pp=2, dp=2, ep=2, zero=3),
+    },
     "3 kv heads": {
         "one process": strategy(),
         "tp x dp, padded": strategy(tp=2, dp=3),
