@@ -196,6 +196,19 @@ PLANS: dict[str, tuple[str, int, dict[str, Any]]] = {
         2,
         {"cp": 2, "dp": 32, "ep": 64, "zero": 3, "recompute": "full", "sequence_length": 1024},
     ),
+    "queries that grow, interleaved": (
+        "mistral-large-4-1t-a52b",
+        4,
+        {
+            "tp": 4,
+            "pp": 2,
+            "dp": 32,
+            "ep": 32,
+            "num_virtual_stages": 2,
+            "recompute": "core_attention",
+            "sequence_length": 2048,
+        },
+    ),
     "pools of keys, tp, ZeRO-3": (
         "glm-5.3-flash",
         3,
