@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from autoshard.errors import AutoshardError
@@ -50,7 +51,16 @@ POSITIONS = {
 }
 """Rotary positions of a config that says nothing of them."""
 LOGITS_CAP = 30.0
-ALONE = {"n_group": 1, "topk_group": 1, "norm_topk_prob": True, "rope_interleave": True}
+ALONE: Mapping[str, object] = {
+    "n_group": 1,
+    "topk_group": 1,
+    "norm_topk_prob": True,
+    "scoring_func": "softmax",
+    "topk_method": GREEDY,
+    "rope_interleave": True,
+    "indexer_rope_interleave": True,
+}
+"""Keys, most of which transformers does not read -> the only value that its model, or this graph, stands for."""
 UNREAD = ("q_lora_rank", "rope_interleave", "norm_topk_prob", "scoring_func", "topk_method")
 """Keys of others with such attention and experts, which transformers' class has not."""
 ATTENTION = "indexed_attention"
