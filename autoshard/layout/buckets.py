@@ -76,7 +76,7 @@ def held_apart(first: Program, last: Program) -> str | None:
 
 
 def held_elements(programs: Sequence[Program]) -> list[dict[str, int]]:
-    """Of each program on one device, the elements of its parameters by name, but for those that an earlier one has."""
+    """For each program on one device, the elements of its parameters by name, but for those that an earlier one has."""
     known, found = set[str](), list[dict[str, int]]()
     for program in programs:
         found.append({name: count for name, count in parameter_elements(program).items() if name not in known})
