@@ -8,10 +8,10 @@ from itertools import pairwise
 from typing import Any
 
 from autoshard.errors import AutoshardError
-from autoshard.files.yaml_file import parse_yaml
 from autoshard.graph.recompute import canonical
-from autoshard.interop.written_layout import WrittenLayout, number, whole_number
+from autoshard.interop.written_layout import WrittenLayout, number
 from autoshard.interop.written_model import WrittenModel, guessed_vocabulary
+from autoshard.interop.yaml_values import Values
 from autoshard.schedules import usual_schedule
 
 DEGREES = {
@@ -109,7 +109,7 @@ def nxdt_layout(data: Mapping[str, Any]) -> WrittenLayout:
 
     Degrees default to 1 and zero1 to True, as in NxDT. Raises AutoshardError for values that make no layout.
     """
-    values = Values(data)
+    values = Values(data, FOLLOWS)
     options = _sizes(values)
     ring = values.flag("model.fusions.ring_attention") or False
     flash = values.flag("model.fusions.flash_attention") or ring
@@ -278,108 +278,6 @@ FOLLOWS = (
     "model_source",
 )
 """Keys that follow from the rest of a layout."""
-
-
-REFERENCE = re.compile(r"\$\{(\.?)([\w.]+)\}")
-"""${model.encoder_seq_length}, or with a dot before it one of the same object."""
-VARIABLE = re.compile(r"\$\{(?:oc\.)?env:\s*(\w+)\s*,\s*(.*?)\s*\}")
-"""${oc.env:NAME,default} or the older ${env:NAME,default} [OmegaConf]."""
-DECODED = re.compile(r"\$\{oc\.decode:\s*(\$\{.*\})\s*\}")
-"""${oc.decode:${...}}, which reads the text of a variable as YAML [OmegaConf]."""
-MOST_REFERENCES = 10
-"""A chain of more references is taken for a circle."""
-
-
-class Values:
-    """The fields of a configuration by dotted path; it notes which of them were asked for."""
-
-    def __init__(self, data: Mapping[str, Any]):
-        self._data = data
-        self._asked = set(FOLLOWS)
-        self.defaults: dict[str, Any] = {}
-        """Variable of the environment -> the default that the file gives it, of those that were asked for."""
-
-    def left_out(self) -> tuple[str, ...]:
-        """Paths of the fields that nobody asked for, in the order of the file."""
-        return tuple(path for path in _paths(self._data) if path not in self._asked)
-
-    def get(self, path: str, depth: int = 0) -> Any:
-        """The value at a dotted path, references followed; None where there is none. depth: references so far.
-
-        Raises AutoshardError where a part of the path holds no fields, and for references that go round.
-        """
-        self._asked.add(path)
-        node: Any = self._data
-        place = ""
-        for part in path.split("."):
-            if not isinstance(node, Mapping):
-                raise AutoshardError(f"{place} is {str(node)[:40]!r}; it must hold named fields, such as {part}")
-            if node.get(part) is None:
-                return None
-            node, place = node[part], f"{place}.{part}" if place else part
-        return self._followed(node, path, depth) if isinstance(node, str) else node
-
-    def _followed(self, text: str, path: str, depth: int) -> Any:
-        """The value that a text stands for: what it refers to, a variable's default, or the text, also where the file
-        does not hold what it refers to. path: where it stands. depth: as of `get`."""
-        if depth > MOST_REFERENCES:
-            raise AutoshardError(f"{path} refers to itself")
-        if decoded := DECODED.fullmatch(text):
-            value = self._followed(decoded[1], path, depth + 1)
-            return text if value == decoded[1] else value
-        if variable := VARIABLE.fullmatch(text):
-            default = parse_yaml(variable[2], path)
-            value = self._followed(default, path, depth + 1) if isinstance(default, str) else default
-            self.defaults[variable[1]] = value
-            return value
-        if reference := REFERENCE.fullmatch(text):
-            parent = path.rpartition(".")[0] + "." if reference[1] else ""
-            value = self.get(parent + reference[2], depth + 1)
-            return text if value is None and not self.has(parent + reference[2]) else value
-        return text
-
-    def peek(self, path: str) -> Any:
-        """The value at a path, which still counts as left out unless somebody else asks for it."""
-        asked = set(self._asked)
-        value = self.get(path)
-        self._asked = asked
-        return value
-
-    def has(self, path: str) -> bool:
-        """Whether the file says it, if only as null."""
-        parent, _, name = path.rpartition(".")
-        node = self.peek(parent) if parent else self._data
-        return isinstance(node, Mapping) and name in node
-
-    def flag(self, path: str) -> bool | None:
-        """True or False, which 1 and 0 are too; a text is neither, though Python would take 'False' for true."""
-        value = self.get(path)
-        if isinstance(value, int) and value in (0, 1):
-            return bool(value)
-        if value is not None:
-            raise AutoshardError(f"{path} is {str(value)[:40]!r}; it must be True or False")
-        return value
-
-    def number(self, path: str) -> float | None:
-        return number(path, self.get(path))
-
-    def whole(self, path: str) -> int | None:
-        value = self.get(path)
-        return None if value is None else whole_number(path, value)
-
-    def whole_or_variable(self, path: str) -> int | str | None:
-        """A whole number, or what stands for one that the file does not hold, such as ${oc.env:GBS}: an option that
-        says it overrules it."""
-        value = self.get(path)
-        return value if isinstance(value, str) and value.startswith("$") else self.whole(path)
-
-
-def _paths(node: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    for name, value in node.items():
-        if isinstance(value, Mapping):
-            yield from _paths(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}"
 
 
 def _recompute(found: Values, flash: bool) -> tuple[str, tuple[str, ...]]:

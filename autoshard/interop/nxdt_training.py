@@ -10,8 +10,9 @@ from typing import Any
 from autoshard.errors import AutoshardError
 from autoshard.files.text_file import printable, read_text
 from autoshard.files.yaml_file import parse_yaml
-from autoshard.interop.nxdt import Values
+from autoshard.interop.nxdt import FOLLOWS
 from autoshard.interop.read_layout import MOST_BYTES
+from autoshard.interop.yaml_values import Values
 
 SCHEDULES = {"LinearAnnealingWithWarmUp": "linear", "CosineAnnealing": "cosine"}
 """Names of NxD Training's schedules and of ours."""
@@ -50,7 +51,7 @@ def read_learning(file: str) -> Learning:
     data = parse_yaml(read_text(file, f"configuration {where}", MOST_BYTES), where)
     if not isinstance(data, dict) or "distributed_strategy" not in data:
         raise AutoshardError(f"{where} is no configuration of NxD Training: it has no distributed_strategy")
-    values = Values(data)
+    values = Values(data, FOLLOWS)
     options: dict[str, str] = {}
     last, scheduled = _steps(values, "trainer.max_steps"), _steps(values, "model.optim.sched.max_steps")
     if (end := last or scheduled) is not None:
