@@ -112,9 +112,10 @@ GPT: dict[str, Any] = {
 """Values that Megatron takes if its arguments do not give them."""
 WITHOUT_EXPERTS = {"num_local_experts": 0, "shared_expert_intermediate_size": 0}
 LATENT, FREQUENCY, WINDOW = "multi-latent-attention", "moe-layer-freq", "window-size"
+AROUND_ZERO = "apply-layernorm-1p"
 """Flags of graphs that no model is made of here, and some built-in models have."""
 OTHER_GRAPHS = (
-    *("hybrid-attention-ratio", "hybrid-override-pattern", "is-hybrid-model", "apply-layernorm-1p"),
+    *("hybrid-attention-ratio", "hybrid-override-pattern", "is-hybrid-model"),
     "apply-residual-connection-post-layernorm",
 )
 """Flags of models that no family here has."""
@@ -392,6 +393,8 @@ def _built_in_graphs(flags: dict[str, str]) -> dict[str, tuple[str, Any]]:
     said: dict[str, tuple[str, Any]] = {}
     if LATENT in flags:
         said["has_latent_attention"] = (f"--{LATENT}", True)
+    if AROUND_ZERO in flags:
+        said["has_unit_offset"] = (f"--{AROUND_ZERO}", True)
     frequency = flags.get(FREQUENCY, "")
     if frequency.isdigit() or frequency.startswith(("[", "(")):
         has_zeros = re.search(r"(?<!\d)0(?!\d)", frequency) is not None
@@ -516,7 +519,7 @@ READ = (
     *("recompute-num-layers", "attention-backend", "cp-comm-type", "bf16", "fp16", "sequence-parallel"),
     *("use-megatron-fsdp", SHARDING_FLAG, TORCH_FSDP, TORCH_FSDP_ZERO_2, "use-tp-pp-dp-mapping"),
     *(EXPERT_RANKS, INSTANCES, "use-distributed-optimizer", *STAGE_FLAGS),
-    *(DEEPSPEED_ZERO, DEEPSPEED_RECOMPUTE, LATENT, FREQUENCY, WINDOW, *OF_ITS_EXPERTS, CUT_EXPERTS),
+    *(DEEPSPEED_ZERO, DEEPSPEED_RECOMPUTE, LATENT, FREQUENCY, WINDOW, AROUND_ZERO, *OF_ITS_EXPERTS, CUT_EXPERTS),
     *("nproc-per-node", GROUPED, WIDE_ENDS, *WIDE_BLOCKS.values()),
     *("mtp-num-layers", "mtp-loss-scaling-factor"),
 )

@@ -27,6 +27,7 @@ TOKENIZERS = {
 GRAPHS = {
     "has_dense_blocks": ("blocks without experts", "experts in each block"),
     "has_windows": ("windows", "no windows"),
+    "has_unit_offset": ("norms with weights around zero", "norms with weights around one"),
 }
 """Properties that are true or false and that no flag says as such: what either means. A key for one has its value."""
 
@@ -73,7 +74,8 @@ def property_of(model: ModelSpec, name: str) -> Any:
     A property is a field of ModelSpec, or a word for what several fields say together:
     normalization: rmsnorm | layernorm. activation: swiglu | gelu, of any precision. positions: rope | learned_absolute.
     bias: all | none | qkv | attention, of linear layers. block: pre_ln | parallel. has_latent_attention,
-    has_dense_blocks (in a mixture), has_windows: true | false. The widths of latent attention have their names.
+    has_dense_blocks (in a mixture), has_windows, has_unit_offset (of norms): true | false. The widths of latent
+    attention have their names.
     """
     if model.model_type == TRACED and name not in SIZES_OF_TRACED:
         return UNKNOWN
@@ -104,6 +106,8 @@ def property_of(model: ModelSpec, name: str) -> Any:
             return model.dense_intermediate_size > 0 if model.is_moe else UNKNOWN
         case "has_windows":
             return model.sliding_window is not None or model.chunked_attention is not None
+        case "has_unit_offset":
+            return model.family.has_unit_offset
         case "normalizes_heads" if model.chunked_attention is not None:
             return model.chunked_attention.use_qk_norm
         case "bias":
