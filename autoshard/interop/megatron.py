@@ -12,7 +12,7 @@ from autoshard.graph.recompute import ATTENTION_UP, FULL_RECOMPUTE, NO_RECOMPUTE
 from autoshard.interop.megatron_script import files_read, read_script
 from autoshard.interop.megatron_stages import LAYOUT, STAGE_FLAGS, layout_warning, uneven_stages, virtual_stages
 from autoshard.interop.written_layout import WrittenLayout, number, whole_number
-from autoshard.interop.written_model import WrittenModel, guessed_vocabulary
+from autoshard.interop.written_model import SAME_PRICE, WrittenModel, guessed_vocabulary
 from autoshard.layout.mesh import tensor_ranks_apart
 from autoshard.schedules import usual_schedule
 from autoshard.spec.rope import RopeScaling
@@ -381,7 +381,8 @@ def _model(flags: dict[str, str]) -> WrittenModel:
     if _is_deepspeeds_mixture(flags):
         assumed["num_experts_per_tok"] = int(DEEPSPEED_EXPERTS[DEEPSPEED_TOPK])
     graphs = list(_other_graphs(flags))
-    graphs += [key for key, has_it in _built_in_graphs(flags).values() if has_it]
+    built_in = _built_in_graphs(flags).items()
+    graphs += [key for name, (key, has_it) in built_in if has_it and name not in SAME_PRICE]
     if vocabulary is not None:
         assumed["vocab_size"] = vocabulary
     notes = () if "vocab_size" in said else notes

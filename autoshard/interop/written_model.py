@@ -30,6 +30,8 @@ GRAPHS = {
     "has_unit_offset": ("norms with weights around zero", "norms with weights around one"),
 }
 """Properties that are true or false and that no flag says as such: what either means. A key for one has its value."""
+SAME_PRICE = ("has_unit_offset",)
+"""Properties that make another model and take the same time and memory."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,8 @@ def property_of(model: ModelSpec, name: str) -> Any:
 
 
 def check_same_model(file: str, written: WrittenModel, model: ModelSpec) -> tuple[str, ...]:
-    """Notes on what the file says otherwise than the model and that has no price: how rope is stretched.
+    """Notes on what the file says otherwise than the model and that has no price: how rope is stretched, what norms
+    multiply by.
 
     file: its name. The number of blocks is not compared: a file may train fewer of them. Raises AutoshardError, naming
     the file's key, for the first other property that the model has otherwise.
@@ -132,6 +135,11 @@ def check_same_model(file: str, written: WrittenModel, model: ModelSpec) -> tupl
             own = f"{model.name} does it otherwise, with factor {models_own.factor:g}"
             both = "the plan has the latter, and both take the same time"
             notes += (f"{key} stretches rope with factor {value.factor:g}; {own}: {both}",)
+            continue
+        if name in SAME_PRICE:
+            if models_own not in (UNKNOWN, value):
+                own = GRAPHS[name][not models_own]
+                notes += (f"{stated(written, name)}; the plan has {model.name}'s {own}: both take the same time",)
             continue
         if name != "num_hidden_layers" and models_own is not UNKNOWN and models_own != value:
             own = GRAPHS[name][not models_own] if name in GRAPHS else shown(models_own)
