@@ -16,10 +16,10 @@ from autoshard.planner.options import WHAT
 SUMMARY = "read another framework's configuration into a plan"
 USAGE = "autoshard import FILE [options]"
 DESCRIPTION = """\
-Read a configuration of NxD Training (YAML) or torchtitan (TOML, or file.py:name of a registry, which is parsed and
-never executed), or Megatron-LM's arguments, into a plan that can be explained, audited and run. What a plan does not
-hold is listed on stderr, not dropped, with a warning for what changes the step and a note of what may. The model is the
-one that the file describes; one that --model names must have the file's sizes.
+Read a configuration of NxD Training or NeMo 1 (YAML) or torchtitan (TOML, or file.py:name of a registry, which is
+parsed and never executed), or Megatron-LM's arguments, into a plan that can be explained, audited and run. What a plan
+does not hold is listed on stderr, not dropped, with a warning for what changes the step and a note of what may. The
+model is the one that the file describes; one that --model names must have the file's sizes.
 
   autoshard import hf_llama3_70B_config.yaml
   autoshard import train.sh --model llama3-8b --instance trn1.32xlarge --nodes 4

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from math import ceil
+from types import MappingProxyType
 from typing import Any
 
 from autoshard.errors import AutoshardError
@@ -13,6 +15,7 @@ from autoshard.interop.megatron_script import files_read, read_script
 from autoshard.interop.megatron_stages import LAYOUT, STAGE_FLAGS, layout_warning, uneven_stages, virtual_stages
 from autoshard.interop.written_layout import WrittenLayout, number, whole_number
 from autoshard.interop.written_model import SAME_PRICE, WrittenModel, guessed_vocabulary
+from autoshard.interop.yaml_values import MISSING
 from autoshard.layout.mesh import tensor_ranks_apart
 from autoshard.schedules import usual_schedule
 from autoshard.spec.rope import RopeScaling
@@ -160,13 +163,32 @@ def megatron_layout(text: str) -> WrittenLayout:
         raise AutoshardError(
             "none of its arguments is Megatron's own, such as --tensor-model-parallel-size or --ffn-hidden-size"
         )
+    written = layout_of(flags)
+    notes: tuple[str, ...] = ()
+    if values:
+        said = ", ".join(f"{name}={value}" for name, value in values.items())
+        notes = (f"variables have the values that the script gives them: {said}",)
+    warnings = (*_conditional_warnings(flags, conditional), *_elsewhere(text), *_not_decoders(text))
+    return replace(written, notes=(*written.notes, *notes), warnings=(*written.warnings, *warnings))
+
+
+def layout_of(
+    flags: Mapping[str, str], said: Mapping[str, tuple[str, Any]] = MappingProxyType({}), other_graph: str = ""
+) -> WrittenLayout:
+    """The layout that flags of Megatron-LM ask for. flags: without their dashes, and the value of each; empty for one
+    that has none. A size that stands for a variable begins with $, or is ???, OmegaConf's word for one that is missing.
+
+    said: properties of the model beside those of the flags, as in WrittenModel. other_graph: as there.
+    Raises AutoshardError as `megatron_layout`.
+    """
+    flags = dict(flags)
     flags = _with_one_count({**flags, **_since(flags)})
     options: dict[str, Any] = dict.fromkeys(("tp", "pp", "cp", "ep", "micro_batch"), 1)
     for flag, name in NUMBERS.items():
         if flag in flags:
-            is_later = name in SAID_BY_OPTIONS and flags[flag].startswith("$")
+            is_later = name in SAID_BY_OPTIONS and flags[flag].startswith(("$", MISSING))
             options[name] = flags[flag] if is_later else whole_number(f"--{flag}", flags[flag])
-    model = _model(flags)
+    model = _model(flags, said, other_graph)
     layers = model.wanted.get("num_hidden_layers")
     options["vpp"] = virtual_stages(flags, layers, options["pp"])
     options["schedule"] = usual_schedule(options["vpp"])
@@ -185,9 +207,6 @@ def megatron_layout(text: str) -> WrittenLayout:
     notes: tuple[str, ...] = () if is_half else ("neither --bf16 nor --fp16: Megatron computes in fp32",)
     if "fp16" in flags:
         notes += ("--fp16 is priced as bf16",)
-    if values:
-        said = ", ".join(f"{name}={value}" for name, value in values.items())
-        notes += (f"variables have the values that the script gives them: {said}",)
     if "use-megatron-fsdp" in flags and not {SHARDING_FLAG, DEEPSPEED_ZERO} & flags.keys():
         older = "before core_v0.18.0 it was no_shard"
         notes += (f"--use-megatron-fsdp without --{SHARDING_FLAG}: {USUAL_SHARDING}, Megatron's default; {older}",)
@@ -216,13 +235,7 @@ def megatron_layout(text: str) -> WrittenLayout:
         model=model,
         training_fields={"expert_capacity_factor": capacity} if capacity else {},
         notes=notes,
-        warnings=(
-            *approximations,
-            *_warnings(flags, options),
-            *_conditional_warnings(flags, conditional),
-            *_elsewhere(text),
-            *_not_decoders(text),
-        ),
+        warnings=(*approximations, *_warnings(flags, options)),
         products=_products(flags),
         wide_blocks=_wide_blocks(flags),
         drops=", ".join(_dropout(flags)),
@@ -347,7 +360,8 @@ def _modules(flags: dict[str, str]) -> tuple[str, list[str]]:
     return canonical("+".join(sets)) if sets else NO_RECOMPUTE, warnings
 
 
-def _model(flags: dict[str, str]) -> WrittenModel:
+def _model(flags: dict[str, str], more: Mapping[str, tuple[str, Any]], other_graph: str) -> WrittenModel:
+    """The model of the flags. more: properties that they do not say. other_graph: as in WrittenModel, of these."""
     said: dict[str, tuple[str, Any]] = {}
     for flag, name in SIZES.items():
         if flag in flags and (flag != KEYS or GROUPED in flags):
@@ -361,7 +375,7 @@ def _model(flags: dict[str, str]) -> WrittenModel:
     said |= {name: (f"--{flag}", value) for flag, (name, value) in SWITCHES.items() if flag in flags}
     if "add-qkv-bias" in flags and "disable-bias-linear" in flags:
         said["bias"] = ("--add-qkv-bias", "qkv")
-    said |= _built_in_graphs(flags)
+    said |= {**_built_in_graphs(flags), **more}
     if LATENT in flags:  # which leaves --kv-channels alone, and means norms of the compressed vectors by --qk-layernorm
         said = {name: one for name, one in said.items() if name not in ("head_dim", "normalizes_heads")}
     if _scores_by_sigmoid(flags):  # whose weights are made to add up to 1 all the same
@@ -380,7 +394,7 @@ def _model(flags: dict[str, str]) -> WrittenModel:
     assumed = {**GPT, **WITHOUT_EXPERTS, "intermediate_size": _inner_size(said)}
     if _is_deepspeeds_mixture(flags):
         assumed["num_experts_per_tok"] = int(DEEPSPEED_EXPERTS[DEEPSPEED_TOPK])
-    graphs = list(_other_graphs(flags))
+    graphs = [*([other_graph] if other_graph else []), *_other_graphs(flags)]
     built_in = _built_in_graphs(flags).items()
     graphs += [key for name, (key, has_it) in built_in if has_it and name not in SAME_PRICE]
     if vocabulary is not None:

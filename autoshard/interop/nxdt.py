@@ -11,7 +11,7 @@ from autoshard.errors import AutoshardError
 from autoshard.graph.recompute import canonical
 from autoshard.interop.written_layout import WrittenLayout, number
 from autoshard.interop.written_model import WrittenModel, guessed_vocabulary
-from autoshard.interop.yaml_values import Values
+from autoshard.interop.yaml_values import Values, length_note
 from autoshard.schedules import usual_schedule
 
 DEGREES = {
@@ -119,9 +119,7 @@ def nxdt_layout(data: Mapping[str, Any]) -> WrittenLayout:
         options["context_parallel"] = "ring"
     precision = str(values.get("precision.type") or "mixed_precision")
     options["precision"] = PRECISIONS.get(precision, "mixed_precision")
-    lengths = values.whole_or_variable("model.encoder_seq_length"), options.get("seq_len")
-    if lengths[0] != lengths[1] and all(isinstance(length, int) for length in lengths):
-        notes += (f"sequences of {options['seq_len']:,} tokens, as data.seq_length says, not model.encoder_seq_length",)
+    notes += length_note(values, "data.seq_length", "model.encoder_seq_length")
     if precision not in PRECISIONS:
         notes += (f"precision.type={precision} is priced as mixed_precision",)
     layers = values.whole("model.num_layers")

@@ -10,6 +10,7 @@ from autoshard.files.text_file import printable, read_text
 from autoshard.files.toml_file import parse_toml
 from autoshard.files.yaml_file import parse_yaml
 from autoshard.interop.megatron import megatron_layout
+from autoshard.interop.nemo import is_nemo, nemo_layout
 from autoshard.interop.nxdt import nxdt_layout
 from autoshard.interop.torchtitan import torchtitan_layout
 from autoshard.interop.torchtitan_registry import parse_registry
@@ -20,8 +21,8 @@ MOST_BYTES = 1_000_000
 
 
 def read_written_layout(path: str) -> WrittenLayout:
-    """The layout in a recipe or NxDT configuration (YAML), a torchtitan configuration (TOML, or a Python registry as
-    file.py:function) or Megatron's arguments (text).
+    """The layout in a recipe, NxDT or NeMo configuration (YAML), a torchtitan configuration (TOML, or a Python registry
+    as file.py:function) or Megatron's arguments (text).
 
     Raises AutoshardError, naming the file, for anything else.
     """
@@ -43,8 +44,8 @@ def read_written_layout(path: str) -> WrittenLayout:
     if "--" in text:
         return _in_file(where, megatron_layout, text)
     raise AutoshardError(
-        f"{where} is no layout: a plan (.json), a recipe or an NxDT configuration (.yaml), a torchtitan configuration "
-        "(.toml or .py:name) or Megatron's arguments (text with --tensor-model-parallel-size) would be"
+        f"{where} is no layout: a plan (.json), a recipe, an NxDT or a NeMo configuration (.yaml), a torchtitan "
+        "configuration (.toml or .py:name) or Megatron's arguments (text with --tensor-model-parallel-size) would be"
     )
 
 
@@ -61,4 +62,6 @@ def _yaml_layout(data: object) -> WrittenLayout:
         raise AutoshardError("it must hold named fields")
     if "distributed_strategy" in data:
         return nxdt_layout(data)
+    if is_nemo(data):
+        return nemo_layout(data)
     return WrittenLayout("recipe", {str(name): value for name, value in data.items()}, complete=False)

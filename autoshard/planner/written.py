@@ -227,7 +227,7 @@ def _checked(file: str, options: Mapping[str, Any]) -> dict[str, Any]:
         if name in OF_THE_COMMAND:
             continue
         if name not in OPTIONS:
-            known = "a recipe has nothing else, and NxD Training's YAML a distributed_strategy"
+            known = "a recipe has nothing else, NxD Training's YAML a distributed_strategy, NeMo's fields of a model"
             raise AutoshardError(f"{file} has {name[:60]}, which is not an option of autoshard plan; {known}")
         try:
             checked[name] = value if value is None else OPTIONS[name].parse(value)

@@ -347,7 +347,7 @@ def layout(text: str, name: str = "l.yaml") -> WrittenLayout:
         ("l.toml", "a = ", "l.toml: not TOML: Invalid value "),
         ("l.toml", "model = 3", "l.toml: model must be a table"),
         ("l.json", '{"a": "--b"}', "l.json is JSON, which no layout of another framework is; autoshard replan "),
-        ("l.txt", "hello", "l.txt is no layout: a plan (.json), a recipe or "),
+        ("l.txt", "hello", "l.txt is no layout: a plan (.json), a recipe, an NxDT "),
         ("l.txt", "--tensor-model-parallel-size x", "l.txt: --tensor-model-parallel-size is 'x'; it must be a whole "),
         ("l.txt", "--recompute-granularity some", "l.txt: --recompute-granularity is 'some'; it must be full or "),
         ("l.txt", "--a 'b", "l.txt: it is no command line: No closing quotation"),
@@ -714,7 +714,7 @@ def test_another_programs_yaml_is_no_recipe(command: list[str], capsys: pytest.C
     assert main([command[0], file, *command[1:]]) == 2
     assert capsys.readouterr().err == (
         "autoshard: error: other.yaml has model_name_or_path, which is not an option of autoshard plan; a recipe has "
-        "nothing else, and NxD Training's YAML a distributed_strategy\n"
+        "nothing else, NxD Training's YAML a distributed_strategy, NeMo's fields of a model\n"
     )
 
 
