@@ -81,6 +81,7 @@ NAMES = {
     "bf16": f"trainer.{PRECISION}=bf16",
     "fp16": f"trainer.{PRECISION}=16",
     megatron.TORCH_FSDP: FSDP,
+    "nproc-per-node": "trainer.devices",
 }
 """What a sentence about a flag of Megatron-LM calls it."""
 ADAM = ("adam", "adamw", "fused_adam", "megatron_fused_adam")
@@ -110,6 +111,8 @@ OTHER_KINDS = (
     *("retro", "hyena", "unet", "unet_config", "data.masked_lm_prob"),
 )
 """Fields under `model` of what is no decoder of text alone."""
+OTHER_NAMES = re.compile(r"megatron_(m?t5|t0|ul2|bert|bart|retro|griffin|mamba|jamba)\w*|\w*retro\w*")
+"""Of models that are none either, by the names that NeMo's examples give them."""
 LATER_NEMO = "_target_"
 """A field of NeMo 2 and of Megatron Bridge, whose configurations are Python."""
 OWN = ("micro_batch_size", "global_batch_size", "tensor_model_parallel_size", "encoder_seq_length", "num_layers")
@@ -198,6 +201,9 @@ def _check_kind(values: Values, model: Mapping[str, Any]) -> None:
     for key in OTHER_KINDS:
         if values.get(f"model.{key}") not in (None, False):
             raise AutoshardError(f"model.{key}: a plan is for a decoder of text alone, not for such a model")
+    for path in ("name", "exp_manager.name"):
+        if OTHER_NAMES.fullmatch(str(values.peek(path))):
+            raise AutoshardError(f"{path}={values.peek(path)}: a plan is for a decoder of text alone, not for this one")
     if (count := values.whole("trainer.accumulate_grad_batches") or 1) != 1:
         told = "NeMo counts microbatches from the batches; 1 works"
         raise AutoshardError(f"trainer.accumulate_grad_batches={count}: {told}")

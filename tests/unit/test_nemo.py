@@ -362,12 +362,22 @@ def test_a_batch_that_the_file_leaves_open_may_be_given() -> None:
     assert training.global_batch_size == 64
 
 
-def test_the_trainer_counts_no_microbatches() -> None:
+@pytest.mark.parametrize(
+    ("section", "changes", "text"),
+    [
+        ("trainer", {"accumulate_grad_batches": 4}, "=4: NeMo counts microbatches from the batches; 1 works"),
+        ("trainer", {"devices": []}, " is '0'; it must be a whole number of at least 1"),
+        (
+            "exp_manager",
+            {"name": "megatron_t5"},
+            "=megatron_t5: a plan is for a decoder of text alone, not for this one",
+        ),
+    ],
+)
+def test_errors_outside_of_the_model(section: str, changes: dict[str, Any], text: str) -> None:
     with pytest.raises(AutoshardError) as error:
-        read({**LLAMA_70B, "trainer": {**LLAMA_70B["trainer"], "accumulate_grad_batches": 4}})
-    assert str(error.value) == (
-        "conf.yaml: trainer.accumulate_grad_batches=4: NeMo counts microbatches from the batches; 1 works"
-    )
+        read({**LLAMA_70B, section: {**LLAMA_70B[section], **changes}})
+    assert str(error.value) == f"conf.yaml: {section}.{next(iter(changes))}{text}"
 
 
 def test_another_block_needs_the_name_of_its_model() -> None:
