@@ -21,7 +21,8 @@ def new_folder(target: Path) -> Iterator[Path]:
     """A folder to write into, which is renamed to `target` when the context ends; after an error or Ctrl-C nothing is
     left.
 
-    Raises AutoshardError when there is something at `target`, or nothing can be written beside it.
+    Raises AutoshardError when there is something at `target`, or nothing can be written beside it. One that is raised
+    in the context names `target`, not the folder, which is gone.
     """
     target = target.absolute()
     check_free(target)
@@ -40,6 +41,8 @@ def new_folder(target: Path) -> Iterator[Path]:
         sync_folder(target.parent)
     except OSError as error:
         raise AutoshardError(f"{target} cannot be written: {error.strerror or error}") from None
+    except AutoshardError as error:
+        raise AutoshardError(str(error).replace(str(written), str(target))) from None
     finally:
         shutil.rmtree(written, ignore_errors=True)
 

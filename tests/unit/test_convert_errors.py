@@ -396,3 +396,11 @@ def test_a_model_is_for_files_that_do_not_say_theirs(
     assert main(["convert", source, "out", "--model", "llama3-8b", *options]) == 2
     assert capsys.readouterr().err == f"autoshard: error: {told}\n"
     assert not (tmp_path / "out").exists()
+
+
+def test_errors_name_the_folder_that_is_asked_for_and_not_the_one_in_its_place(tmp_path: Path) -> None:
+    """A migration's checkpoint is a new folder in a new one."""
+    with pytest.raises(AutoshardError) as error, folder.new_folder(tmp_path / "there") as written:
+        folder.check_space(written / "checkpoint", 10**18)
+    assert str(error.value).startswith(f"{tmp_path / 'there' / 'checkpoint'} needs ")
+    assert not list(tmp_path.iterdir())
