@@ -13,9 +13,8 @@ from autoshard.errors import AutoshardError
 from autoshard.graph.recompute import ATTENTION_UP, FULL_RECOMPUTE, NO_RECOMPUTE, SELECTED, SELECTIVE, canonical
 from autoshard.interop.megatron_script import files_read, read_script
 from autoshard.interop.megatron_stages import LAYOUT, STAGE_FLAGS, layout_warning, uneven_stages, virtual_stages
-from autoshard.interop.written_layout import WrittenLayout, number, whole_number
+from autoshard.interop.written_layout import MISSING, WrittenLayout, number, whole_number
 from autoshard.interop.written_model import SAME_PRICE, WrittenModel, guessed_vocabulary
-from autoshard.interop.yaml_values import MISSING
 from autoshard.layout.mesh import tensor_ranks_apart
 from autoshard.schedules import usual_schedule
 from autoshard.spec.rope import RopeScaling
@@ -219,7 +218,7 @@ def layout_of(
         "zero": _zero(flags),
     }
     if "global_batch" not in options:
-        fields["one_microbatch"] = True
+        fields["microbatches"] = 1
     instances = whole_number(f"--{INSTANCES}", flags.get(INSTANCES, "1"))
     if fields["zero"] and instances > 1:
         fields["dp_replicate"] = instances

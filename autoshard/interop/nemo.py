@@ -14,9 +14,9 @@ from autoshard.files.fields import show
 from autoshard.files.text_file import printable
 from autoshard.interop import megatron
 from autoshard.interop.megatron_stages import EMBEDDING, FIRST, LAST, LOSS, VIRTUAL
-from autoshard.interop.written_layout import WrittenLayout
+from autoshard.interop.written_layout import MISSING, WrittenLayout
 from autoshard.interop.written_model import WrittenModel
-from autoshard.interop.yaml_values import MISSING, Values, length_note
+from autoshard.interop.yaml_values import Values, length_note
 
 SAME = (
     *("tensor-model-parallel-size", "pipeline-model-parallel-size", "context-parallel-size", megatron.SPREAD),

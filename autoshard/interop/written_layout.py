@@ -10,14 +10,17 @@ from typing import Any
 from autoshard.errors import AutoshardError
 from autoshard.interop.written_model import WrittenModel
 
+MISSING = "???"
+"""The value of an option that must be given and that a file leaves open: OmegaConf's word for such a field."""
+
 
 @dataclass(frozen=True)
 class WrittenLayout:
     """A layout that a file describes.
 
     options: by the names of `autoshard plan`, pins included; what the file does not say is absent.
-    fields: of Strategy, for choices that no option pins; besides, sequences_per_replica or one_microbatch, which say a
-    global batch by its replicas. stages: where the format's own cut of a model is not even:
+    fields: of Strategy, for choices that no option pins; besides, sequences_per_replica or microbatches (of each),
+    which say a global batch by its replicas. stages: where the format's own cut of a model is not even:
     (the model's blocks, pp, vpp or None for what the file says) -> blocks of each stage. complete: whether absent
     options have the format's defaults, rather than being left to the search. model: what the file says of its model.
     training_fields: of TrainingSpec, where the file overrules what `autoshard plan` takes. notes: what could not be

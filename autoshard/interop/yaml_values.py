@@ -8,7 +8,7 @@ from typing import Any
 
 from autoshard.errors import AutoshardError
 from autoshard.files.yaml_file import parse_yaml
-from autoshard.interop.written_layout import number, whole_number
+from autoshard.interop.written_layout import MISSING, number, whole_number
 
 REFERENCE = re.compile(r"\$\{(\.*)([\w.]+)\}")
 """${model.encoder_seq_length}; with a dot before it one of the same object, with two one of the object around that."""
@@ -22,8 +22,6 @@ VARIABLE = re.compile(r"\$\{(?:oc\.)?env:\s*(\w+)\s*,\s*(.*?)\s*\}")
 """${oc.env:NAME,default} or the older ${env:NAME,default} [OmegaConf]."""
 DECODED = re.compile(r"\$\{oc\.decode:\s*(\$\{.*\})\s*\}")
 """${oc.decode:${...}}, which reads the text of a variable as YAML [OmegaConf]."""
-MISSING = "???"
-"""The value of a field that must be given and is not [OmegaConf]."""
 MOST_REFERENCES = 10
 """A chain of more references is taken for a circle."""
 

@@ -42,9 +42,7 @@ ONE_RUN = (
     "the file's pipeline takes {count} sequences of a replica and empties, {runs:g} times a step; priced as if all "
     "went through it at once, with one bubble"
 )
-ONE_MICROBATCH = (
-    "global batch of {size} x dp={dp}: without one in the file {framework} takes one microbatch of each replica"
-)
+OF_MICROBATCHES = "global batch of {size} x dp={dp}: without one in the file {framework} takes {count} of each replica"
 AS_OURS = (
     "priced as autoshard's own runtime would run it, which hides no transfer behind work; {framework} does, so it may "
     "take less"
@@ -143,7 +141,7 @@ def read_written(file: str, given: Mapping[str, Any], recipes: bool = True) -> W
 
     fields = dict(written.fields)
     per_replica = fields.pop("sequences_per_replica", None)
-    is_one_microbatch = fields.pop("one_microbatch", False) and "global_batch" not in options
+    microbatches = fields.pop("microbatches", None)
     if not written.complete and not fields:
         searched = _completed_by_search(problem, request)
         if searched is not None:
@@ -162,9 +160,11 @@ def read_written(file: str, given: Mapping[str, Any], recipes: bool = True) -> W
     if replicas is not None:
         strategy, why = _of_replicas(strategy, replicas)
         notes += why
-    if is_one_microbatch:
-        per_replica = strategy.microbatch_size
-        notes += (ONE_MICROBATCH.format(framework=written.overlaps, size=per_replica, dp=strategy.dp),)
+    if microbatches is not None and "global_batch" not in options:
+        per_replica = microbatches * strategy.microbatch_size
+        count = "one microbatch" if microbatches == 1 else f"{microbatches} microbatches"
+        told = {"framework": written.overlaps, "count": count, "size": per_replica, "dp": strategy.dp}
+        notes += (OF_MICROBATCHES.format_map(told),)
     if per_replica is not None and "global_batch" not in options:
         training = replace(problem.training, global_batch_size=per_replica * strategy.dp)
         problem = problem._replace(training=training)
@@ -221,11 +221,15 @@ def _on_products(written: WrittenLayout, problem: Problem, request: PlanRequest)
 
 
 def _checked(file: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Each option as `autoshard plan` reads it."""
+    """Each option as `autoshard plan` reads it. Raises AutoshardError for one that must be given and is not."""
+    from autoshard.interop.written_layout import MISSING
+
     checked = {}
     for name, value in options.items():
         if name in OF_THE_COMMAND:
             continue
+        if value == MISSING:
+            raise AutoshardError(f"{file} does not say {name}; --{name.replace('_', '-')} does")
         if name not in OPTIONS:
             known = "a recipe has nothing else, NxD Training's YAML a distributed_strategy, NeMo's fields of a model"
             raise AutoshardError(f"{file} has {name[:60]}, which is not an option of autoshard plan; {known}")
