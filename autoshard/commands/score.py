@@ -10,7 +10,7 @@ import autoshard
 from autoshard.commands.output import page_width, say, wants_color
 from autoshard.commands.parser import Parser, add_format, add_overruling
 from autoshard.files.option_values import path
-from autoshard.planner.options import OF_A_SEARCH, WHAT
+from autoshard.planner.options import LEFT_OPEN, OF_A_SEARCH, WHAT
 
 SUMMARY = "price a layout that somebody wrote, beside the best one"
 USAGE = "autoshard score LAYOUT [options]"
@@ -26,7 +26,7 @@ or does not fit is priced all the same where it can be, and what it breaks is sa
   autoshard score "tp=8 pp=16" --model llama3-70b --nodes 16    words; what they leave open is 1, none or even
 
 Options say what a file does not, and overrule what it says; a plan says all of it: autoshard replan changes a plan."""
-OVERRULES = tuple(option for option in WHAT if option.name not in OF_A_SEARCH)
+OVERRULES = (*(option for option in WHAT if option.name not in OF_A_SEARCH), *LEFT_OPEN)
 
 
 def add_arguments(parser: Parser) -> None:

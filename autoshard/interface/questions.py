@@ -42,7 +42,7 @@ from autoshard.interface.watch import is_interactive, watched
 from autoshard.layout.strategy import Strategy
 from autoshard.planner.kept import Kept
 from autoshard.planner.options import OF_A_SEARCH
-from autoshard.planner.written import Sought, Written, check_one_price, sought
+from autoshard.planner.written import Sought, Written, check_fixed, check_one_price, sought
 from autoshard.plans import plan as plans
 from autoshard.plans.layout_syntax import DEGREES, read_fields, read_partial
 from autoshard.plans.search_result import Candidate
@@ -383,6 +383,7 @@ def _in_words(
             "score('tp=8 pp=4', 'llama3-8b', nodes=4)"
         )
     request = request_of(model, instance, options)
+    check_fixed(options)
     if request.pins:
         raise AutoshardError(f"{next(iter(request.pins))} beside a layout, which has it; say it there")
     check_one_price(request)

@@ -353,6 +353,9 @@ PINS = (
     ),
 )
 OPTIONS = {option.name: option for option in (*WHAT, *PINS)}
+LEFT_OPEN = tuple(option for option in PINS if option.name in ("micro_batch", "recompute"))
+"""Choices that the configurations of some frameworks leave to a program or a variable: options of `import` and `score`
+too."""
 OF_A_SEARCH = (
     *("operators", "objective", "price_per_node_hour", "tokens", "days"),
     *("search", "cost_model", "evaluations"),

@@ -106,6 +106,8 @@ def read_written(file: str, given: Mapping[str, Any], recipes: bool = True) -> W
     from autoshard.plans.validate import in_file
 
     written = read_written_layout(file)
+    if written.complete:
+        check_fixed(given)
     of_file = {name: value for name, value in written.options.items() if name not in given}
     options = {**_checked(file, of_file), **given}
     if not (written.complete or recipes):
@@ -194,6 +196,12 @@ def check_one_price(request: PlanRequest) -> None:
         )
     if request.lnc == SEARCHED:
         raise AutoshardError("lnc=auto: a layout that is given has the price of one number of cores; give 1 or 2")
+
+
+def check_fixed(given: Mapping[str, Any]) -> None:
+    """Raise AutoshardError for a choice of a layout that is to be searched, beside a layout that is given."""
+    if name := next((option.name for option in PINS if given.get(option.name) == SEARCHED), None):
+        raise AutoshardError(f"{name}={SEARCHED}: a layout that is given is not searched; give one value or none")
 
 
 def sought(request: PlanRequest) -> Sought:

@@ -737,6 +737,18 @@ def test_options_overrule_variables_of_the_shell() -> None:
     assert str(error.value) == "vars.sh: nodes: $NNODES must be a whole number of at least 1"
 
 
+@pytest.mark.parametrize("command", ["import", "score"])
+def test_options_say_a_microbatch_and_what_runs_again(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    file = written("vars.sh", "--tensor-model-parallel-size 4 --micro-batch-size $MBS --recompute-activations")
+    given = (file, "--model", "llama3-8b", "--instance", "h100-80gb", "--micro-batch", "2")
+    assert main([command, *given, "--recompute", "full"]) == 0
+    assert "mbs=2 recompute=full" in capsys.readouterr().out
+    assert main([command, *given, "--recompute", "auto"]) == 2
+    assert capsys.readouterr().err == (
+        "autoshard: error: recompute=auto: a layout that is given is not searched; give one value or none\n"
+    )
+
+
 def test_options_overrule_variables_of_an_nxdt_configuration() -> None:
     text = NXDT.replace("global_batch_size: 1024", "global_batch_size: '${oc.env:GBS}'")
     text = text.replace("micro_batch_size: 1,", "micro_batch_size: '${oc.env:MBS}',")
