@@ -16,13 +16,14 @@ from autoshard.planner.options import LEFT_OPEN, WHAT
 SUMMARY = "read another framework's configuration into a plan"
 USAGE = "autoshard import FILE [options]"
 DESCRIPTION = """\
-Read a configuration of NxD Training or NeMo 1 (YAML) or torchtitan (TOML, or file.py:name of a registry, which is
-parsed and never executed), or Megatron-LM's arguments, into a plan that can be explained, audited and run. What a plan
-does not hold is listed on stderr, not dropped, with a warning for what changes the step and a note of what may. The
-model is the one that the file describes; one that --model names must have the file's sizes.
+Read a configuration of NxD Training, NeMo 1 or Accelerate (YAML), DeepSpeed (JSON) or torchtitan (TOML, or file.py:name
+of a registry, which is parsed and never executed), or Megatron-LM's arguments, into a plan that can be explained,
+audited and run. What a plan does not hold is listed on stderr, not dropped, with a warning for what changes the step
+and a note of what may. The model is the one that the file describes; one that --model names must have the file's sizes.
 
   autoshard import hf_llama3_70B_config.yaml
   autoshard import train.sh --model llama3-8b --instance trn1.32xlarge --nodes 4
+  autoshard import fsdp.yaml --model llama3-8b --instance h100-80gb --micro-batch 2 --recompute full
 
 Options say what the file does not, and overrule what it says. The layout must obey the rules and is estimated, not
 searched: `autoshard score` prices one that breaks rules."""
@@ -31,7 +32,9 @@ OVERRULES = (*(option for option in WHAT if option.name not in PLANS_ONLY), *LEF
 
 
 def add_arguments(parser: Parser) -> None:
-    parser.add_argument("layout", type=path, metavar="FILE", help="YAML, TOML, FILE.py:NAME or a text with arguments")
+    parser.add_argument(
+        "layout", type=path, metavar="FILE", help="YAML, JSON, TOML, FILE.py:NAME or a text with arguments"
+    )
     add_overruling(parser, OVERRULES)
     parser.add_argument(
         "-o", "--out", type=path, metavar="FILE", default="plan.json", help="where the plan goes (default: plan.json)"

@@ -6,9 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 from autoshard.errors import AutoshardError
+from autoshard.files.json_file import parse_json
 from autoshard.files.text_file import printable, read_text
 from autoshard.files.toml_file import parse_toml
 from autoshard.files.yaml_file import parse_yaml
+from autoshard.interop.accelerate import accelerate_layout, is_accelerate
+from autoshard.interop.deepspeed import deepspeed_layout, is_deepspeed
 from autoshard.interop.megatron import megatron_layout
 from autoshard.interop.nemo import is_nemo, nemo_layout
 from autoshard.interop.nxdt import nxdt_layout
@@ -21,8 +24,8 @@ MOST_BYTES = 1_000_000
 
 
 def read_written_layout(path: str) -> WrittenLayout:
-    """The layout in a recipe, NxDT or NeMo configuration (YAML), a torchtitan configuration (TOML, or a Python registry
-    as file.py:function) or Megatron's arguments (text).
+    """The layout in a recipe, a configuration of NxDT, NeMo or Accelerate (YAML), of DeepSpeed (JSON) or torchtitan
+    (TOML, or a Python registry as file.py:function), or in Megatron's arguments (text).
 
     Raises AutoshardError, naming the file, for anything else.
     """
@@ -40,12 +43,13 @@ def read_written_layout(path: str) -> WrittenLayout:
     if path.endswith((".yaml", ".yml")):
         return _in_file(where, _yaml_layout, parse_yaml(text, where))
     if path.endswith(".json"):
-        raise AutoshardError(f"{where} is JSON, which no layout of another framework is; autoshard replan takes plans")
+        return _in_file(where, _json_layout, parse_json(text.encode(), where))
     if "--" in text:
         return _in_file(where, megatron_layout, text)
     raise AutoshardError(
-        f"{where} is no layout: a plan (.json), a recipe, an NxDT or a NeMo configuration (.yaml), a torchtitan "
-        "configuration (.toml or .py:name) or Megatron's arguments (text with --tensor-model-parallel-size) would be"
+        f"{where} is no layout: a plan (.json), a recipe, a configuration of NxDT, NeMo or Accelerate (.yaml), of "
+        "DeepSpeed (.json) or torchtitan (.toml or .py:name) or Megatron's arguments (text with "
+        "--tensor-model-parallel-size) would be"
     )
 
 
@@ -57,6 +61,12 @@ def _in_file(where: str, layout: Callable[[Any], WrittenLayout], content: object
         raise AutoshardError(f"{where}: {error}") from None
 
 
+def _json_layout(data: object) -> WrittenLayout:
+    if not isinstance(data, dict) or not is_deepspeed(data):
+        raise AutoshardError("it is no configuration of DeepSpeed, the only JSON that is read; replan takes plans")
+    return deepspeed_layout(data)
+
+
 def _yaml_layout(data: object) -> WrittenLayout:
     if not isinstance(data, dict):
         raise AutoshardError("it must hold named fields")
@@ -64,4 +74,6 @@ def _yaml_layout(data: object) -> WrittenLayout:
         return nxdt_layout(data)
     if is_nemo(data):
         return nemo_layout(data)
+    if is_accelerate(data):
+        return accelerate_layout(data)
     return WrittenLayout("recipe", {str(name): value for name, value in data.items()}, complete=False)

@@ -1,0 +1,132 @@
+"""Read DeepSpeed's configurations (JSON) as layouts. They name no model: an option does."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from autoshard.errors import AutoshardError
+from autoshard.files.fields import show
+from autoshard.interop.written_layout import MISSING, WrittenLayout
+from autoshard.interop.yaml_values import Values
+
+ZERO, MICRO, RUNS, BATCH = (
+    "zero_optimization",
+    "train_micro_batch_size_per_gpu",
+    "gradient_accumulation_steps",
+    "train_batch_size",
+)
+KEYS = (ZERO, MICRO, RUNS, BATCH)
+"""Fields one of which each configuration of DeepSpeed has."""
+AUTO = "auto"
+"""What transformers and Accelerate fill in when training starts."""
+STAGES = (0, 1, 2, 3)
+ADAM = ("adam", "adamw")
+OFFLOADED = {"offload_optimizer": "optimizer state", "offload_param": "parameters"}
+"""Parts of ZeRO that may lie on the host, by what they hold."""
+NO_DEVICE = (None, "none")
+NO_LENGTH = "the file does not say how long sequences are: as for autoshard plan where --seq-len says nothing else"
+NO_RECOMPUTE = "the file does not say what runs again in backward: nothing where --recompute says nothing else"
+NO_EFFECT = re.compile(
+    r"""(steps_per_print|wall_clock_breakdown|gradient_clipping|prescale_gradients|gradient_predivide_factor|dump_state
+        |zero_allow_untested_optimizer|zero_force_ds_cpu_optimizer|memory_breakdown|sparse_gradients
+        |communication_data_type|checkpoint|scheduler|tensorboard|wandb|comet|csv_monitor|flops_profiler|comms_logger
+        |data_efficiency|elasticity|autotuning|optimizer|fp16|bf16)(\..*)?
+    |zero_optimization\.(overlap_comm|contiguous_gradients|reduce_scatter|allgather_partitions|round_robin_gradients
+        |sub_group_size|\w+_bucket_size|stage3_\w+|ignore_unused_parameters|load_from_fp32_weights|memory_efficient_linear
+        |offload_(optimizer|param)\..*)""",
+    re.VERBOSE,
+)
+"""Fields that leave the work of a step as it is, and those that a warning speaks of."""
+
+
+def is_deepspeed(data: object) -> bool:
+    """Whether a parsed JSON file is a configuration of DeepSpeed."""
+    return isinstance(data, Mapping) and bool(data.keys() & {*KEYS})
+
+
+def deepspeed_layout(data: Mapping[str, Any]) -> WrittenLayout:
+    """The layout in a parsed configuration of DeepSpeed: all devices that tp and cp leave are replicas that ZeRO shards
+    over.
+
+    Raises AutoshardError for values that make no layout.
+    """
+    values = Values(data)
+    tp, cp = (values.whole(key) or 1 for key in ("tensor_parallel.autotp_size", "sequence_parallel_size"))
+    options: dict[str, Any] = {"tp": tp, "pp": 1, "cp": cp, "vpp": 1, "ep": 1}
+    if cp > 1:
+        options["context_parallel"] = "ulysses"
+    micro, runs, batch = (_number(values, key) for key in (MICRO, RUNS, BATCH))
+    options["micro_batch"] = MISSING if micro is None else micro
+    fields: dict[str, Any] = {"zero": _stage(values), "sequence_parallel": False}
+    if batch is None:
+        fields["microbatches"] = runs or 1
+    else:
+        options["global_batch"] = batch
+        if micro is not None and runs is not None:
+            options["dp"] = _replicas(batch, micro, runs)
+    options["precision"], notes = _precision(values)
+    warnings = tuple(_warnings(values))
+    left_out = values.left_out()
+    return WrittenLayout(
+        "DeepSpeed configuration",
+        options,
+        fields,
+        notes=(*notes, NO_LENGTH, NO_RECOMPUTE),
+        warnings=warnings,
+        overlaps="DeepSpeed",
+        left_out=left_out,
+        not_priced=tuple(key for key in left_out if not NO_EFFECT.fullmatch(key) and _is_on(values.peek(key))),
+    )
+
+
+def _number(values: Values, key: str) -> int | None:
+    """A whole number; None where there is none, and where one is filled in later."""
+    return None if values.get(key) == AUTO else values.whole(key)
+
+
+def _replicas(batch: int, micro: int, runs: int) -> int:
+    if batch % (micro * runs):
+        raise AutoshardError(f"{MICRO}={micro} x {RUNS}={runs} must divide {BATCH}={batch}")
+    return batch // (micro * runs)
+
+
+def _stage(values: Values) -> int:
+    """The stage of ZeRO; older files say true for the first."""
+    if isinstance(values.peek(ZERO), bool):
+        return int(values.flag(ZERO) or False)
+    stage = values.get(f"{ZERO}.stage")
+    if stage is None:
+        return 0
+    if isinstance(stage, bool) or stage not in STAGES:
+        raise AutoshardError(f"{ZERO}.stage is {show(stage)}; it must be one of {', '.join(map(str, STAGES))}")
+    return int(stage)
+
+
+def _precision(values: Values) -> tuple[str, tuple[str, ...]]:
+    """(the precision here, notes). One that is filled in later is taken for bf16."""
+    said = {name: values.get(f"{name}.enabled") for name in ("bf16", "fp16")}
+    on = [name for name, is_on in said.items() if is_on != AUTO and values.flag(f"{name}.enabled")]
+    if len(on) > 1:
+        raise AutoshardError("bf16.enabled and fp16.enabled: DeepSpeed takes one of them")
+    if on:
+        return "mixed_precision", ("fp16.enabled is priced as bf16",) if on == ["fp16"] else ()
+    if open_ones := [f"{name}.enabled={AUTO}" for name, is_on in said.items() if is_on == AUTO]:
+        return "mixed_precision", (f"{' and '.join(open_ones)}: priced as bf16 where --precision says nothing else",)
+    return "fp32", ("neither bf16.enabled nor fp16.enabled: DeepSpeed computes in fp32",)
+
+
+def _warnings(values: Values) -> Iterator[str]:
+    """Sentences about fields that change a step and are not in the price."""
+    for key, what in OFFLOADED.items() if isinstance(values.peek(ZERO), Mapping) else ():
+        if values.get(f"{ZERO}.{key}") is not None and values.get(f"{ZERO}.{key}.device") not in NO_DEVICE:
+            device = show(values.get(f"{ZERO}.{key}.device"))
+            yield f"{ZERO}.{key}.device={device}: priced with {what} on the devices, and no copies to and from the host"
+    optimizer = values.get("optimizer.type")
+    if optimizer is not None and str(optimizer).lower() not in ADAM:
+        yield f"optimizer.type={show(optimizer)} is priced as AdamW, with two moments"
+
+
+def _is_on(value: object) -> bool:
+    return bool(value) and value != AUTO
