@@ -6,6 +6,7 @@ from functools import lru_cache
 from math import ceil
 from typing import NamedTuple
 
+from autoshard.layout.degrees import divisors
 from autoshard.spec.model import ModelSpec
 
 
@@ -45,7 +46,7 @@ def heads_of_kinds(model: ModelSpec, tp: int) -> tuple[Heads, ...]:
 
 
 def _padded(own: Heads, tp: int) -> Heads:
-    shared = [split for split in range(own.key_value, tp) if tp % split == 0]
+    shared = [split for split in divisors(tp)[:-1] if split >= own.key_value]
     candidates = [
         Heads(multiple_of(own.key_value, tp), own.groups),
         *(Heads(split, multiple_of(own.groups, tp // split)) for split in shared),

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from autoshard.backends.problem import Draft, Problem, Rule, divisors, fitting
+from autoshard.backends.problem import Draft, Problem, Rule, fitting
 from autoshard.backends.registry import ANYWHERE, BACKENDS
 from autoshard.errors import AutoshardError
+from autoshard.layout.degrees import divisors
 from autoshard.layout.mesh import (
     build_mesh,
     experts_objection,

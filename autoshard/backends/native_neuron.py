@@ -12,10 +12,11 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from itertools import takewhile
 
-from autoshard.backends.problem import Draft, Problem, Rule, divisors
+from autoshard.backends.problem import Draft, Problem, Rule
 from autoshard.errors import AutoshardError
 from autoshard.graph.recompute import NO_RECOMPUTE
 from autoshard.layout.context_parallel import RINGS
+from autoshard.layout.degrees import divisors
 from autoshard.layout.mesh import replicas_of_experts, tensor_ranks_apart
 from autoshard.layout.strategy import Strategy
 from autoshard.schedules import SCHEDULES

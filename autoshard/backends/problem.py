@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import lru_cache
-from math import isqrt
 from typing import Any, NamedTuple
 
 from autoshard.layout.context_parallel import UNUSED
@@ -100,10 +98,3 @@ class Rule:
 def fitting(degrees: Iterable[int], works: Callable[[int], bool]) -> str:
     """'1, 2, 4, 8': those that work, for the end of an error."""
     return ", ".join(str(degree) for degree in degrees if works(degree)) or "none"
-
-
-@lru_cache(maxsize=4096)
-def divisors(count: int) -> tuple[int, ...]:
-    """All divisors of a count, rising."""
-    small = [degree for degree in range(1, isqrt(count) + 1) if count % degree == 0]
-    return tuple(dict.fromkeys((*small, *(count // degree for degree in reversed(small)))))

@@ -14,11 +14,12 @@ from operator import itemgetter
 
 from autoshard.backends.mesh_rules import TP_RULES, mesh_rules, tp_is_a_group_size
 from autoshard.backends.native_neuron import backward_is_one_graph, recompute_objection
-from autoshard.backends.problem import Draft, Problem, Rule, divisors, fitting
+from autoshard.backends.problem import Draft, Problem, Rule, fitting
 from autoshard.backends.registry import ANYWHERE, BACKENDS
 from autoshard.errors import AutoshardError
 from autoshard.graph.recompute import BLOCK_MODULES, check_members, members
 from autoshard.layout.context_parallel import RINGS, UNUSED
+from autoshard.layout.degrees import divisors
 from autoshard.layout.strategy import Strategy
 from autoshard.models.padding import key_value_heads, padding_notes
 from autoshard.models.stage import dim_sizes, stage_graph

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+from math import isqrt
 from typing import Protocol
 
 
@@ -20,3 +22,10 @@ class Degrees(Protocol):
     def ep(self) -> int: ...
     @property
     def dp_replicate(self) -> int: ...
+
+
+@lru_cache(maxsize=4096)
+def divisors(count: int) -> tuple[int, ...]:
+    """All divisors of a count, rising."""
+    small = [degree for degree in range(1, isqrt(count) + 1) if count % degree == 0]
+    return tuple(dict.fromkeys((*small, *(count // degree for degree in reversed(small)))))

@@ -134,3 +134,9 @@ def test_torch_pads_where_it_pays_and_nxd_refuses() -> None:
     found = search(QWEN2_7B, training, cluster, Pins(tp=8), "torch").best
     check_strategy(QWEN2_7B, training, cluster, "torch", found.strategy)
     assert found.strategy.tp == 8
+
+
+def test_degrees_that_a_file_has_by_mistake_are_padded_at_once() -> None:
+    """A layout of other devices is refused, but its heads are looked at first; all below tp were tried here."""
+    tp = 10**11
+    assert padded_heads(load_model("llama3-8b"), tp).queries == tp
