@@ -6,7 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autoshard.backends.rules import LAYOUT_RULES, UNLIKE, Draft, Problem, all_broken, check_sets
+from autoshard.backends.rules import (
+    LAYOUT_RULES,
+    UNLIKE,
+    Draft,
+    Problem,
+    all_broken,
+    check_sets,
+    every_stage_has_blocks,
+)
 from autoshard.cost.estimate import Estimate, estimate
 from autoshard.errors import AutoshardError
 from autoshard.graph.redistribute import NoTransition
@@ -55,11 +63,23 @@ def score(problem: Problem, strategy: Strategy, operators: OperatorChoices = ())
     return Score(strategy, words, cost)
 
 
+MOST_STAGES = 10_000
+"""More than any model has blocks, and few enough to list."""
+
+
+def _even(problem: Problem, pp: int, vpp: int) -> tuple[int, ...]:
+    """Blocks of each stage of an even cut. Raises AutoshardError for so many stages that nobody can mean them."""
+    too_many = every_stage_has_blocks(problem, Draft(1, pp, 1, 1, 1, num_virtual_stages=vpp))
+    if pp * vpp > MOST_STAGES and too_many is not None:
+        raise AutoshardError(too_many)
+    return even_stage_layers(problem.model.num_hidden_layers, pp * vpp)
+
+
 def completed(problem: Problem, fields: Mapping[str, Any]) -> Strategy:
     """The strategy with the given fields. Absent degrees are 1, ep the least that etp leaves; other absent fields are
     none, even, the default order or the first kernel that the rules allow.
 
-    Raises AutoshardError where the degrees do not divide the cluster.
+    Raises AutoshardError where the degrees do not divide the cluster, and for more than MOST_STAGES stages.
     """
     degrees = {name: fields.get(name, 1) for name in ("tp", "pp", "cp", "ep")}
     etp = None if fields.get("etp") == degrees["tp"] else fields.get("etp")
@@ -84,9 +104,7 @@ def completed(problem: Problem, fields: Mapping[str, Any]) -> Strategy:
         axis_order=parse_axis_order(fields.get("axis_order", "-".join(AXIS_ORDER))),
         etp=etp,
         dp_replicate=fields.get("dp_replicate", 1),
-        stage_layers=fields.get(
-            "stage_layers", even_stage_layers(problem.model.num_hidden_layers, degrees["pp"] * vpp)
-        ),
+        stage_layers=fields["stage_layers"] if "stage_layers" in fields else _even(problem, degrees["pp"], vpp),
     )
     pins = Pins(attention_kernel=fields.get("attention_kernel"), context_parallel=fields.get("context_parallel"))
     whole = with_kernel(problem, pins, draft)

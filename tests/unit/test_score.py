@@ -295,6 +295,13 @@ def test_another_batch_and_other_devices_have_no_price(words: str, batch: int, b
     assert found["broken"] == [broken] and found["estimate"] is None
 
 
+@pytest.mark.parametrize("words", ["vpp=999999999", "pp=999999999 dp=1"])
+def test_stages_that_nobody_can_mean_are_not_listed(words: str) -> None:
+    """A billion of them took minutes, and all memory."""
+    with pytest.raises(AutoshardError, match=r"^pp=\d+ x vpp=\d+ is 999999999 stages; llama3-8b has 32 blocks$"):
+        autoshard.score(words, "llama3-8b", nodes=2)
+
+
 @pytest.mark.parametrize("words", ["tp=8 recompute=mpl", "tp=8 recompute=mlp+router"])
 def test_a_recompute_set_that_no_block_has_is_refused(words: str) -> None:
     name = "mpl" if "mpl" in words else "router"
