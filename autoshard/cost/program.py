@@ -115,27 +115,34 @@ class StepSeconds(NamedTuple):
     put_off_s: Number
 
 
+class Fullest(NamedTuple):
+    """Bytes at the fullest step of a program's backward. place: of that step, None where there is none. tile_bytes:
+    of these, what is in its tile of scores. untiled_bytes: at the fullest step if none had a tile."""
+
+    bytes: float
+    place: int | None
+    tile_bytes: float
+    untiled_bytes: float
+
+
 @dataclass(frozen=True, eq=False)
 class ProgramWork:
     """The operators and collectives of each step of a program, whatever the device: counted once, priced as often as
-    need be. heaviest: place of the step whose backward decides `working_bytes`. tile_bytes: of that, what is in its
-    tile of scores. untiled_bytes: `working_bytes` without tiles. at_steps: of each step. at_weights: places of the
-    steps whose weights have most elements. The other fields: as in Part."""
+    need be. fullest: what decides `working_bytes`; fullest_waiting: the same with all that waits for gradients of
+    weights which are put off. at_steps: of each step. at_weights: places of the steps whose weights have most elements.
+    The other fields: as in Part."""
 
     program: Program
     operators: tuple[tuple[Operators, ...], ...]
     forward: tuple[Issued, ...]
     backward: tuple[Issued, ...]
-    working_bytes: float
+    fullest: Fullest
+    fullest_waiting: Fullest
     parameters: Mapping[tuple[str, ...], int]
     weights_waiting_bytes: float
     matrices: Mapping[tuple[str, ...], int]
     num_tensors: int
     moments: Moments
-    heaviest: int | None
-    tile_bytes: float
-    untiled_bytes: float
-    for_weights_bytes: float
     at_steps: AtSteps
     at_weights: Sequence[int]
     quantized: Mapping[tuple[str, ...], int] = field(default_factory=dict)
@@ -143,6 +150,11 @@ class ProgramWork:
     chunks_loss: bool = False
     head_gradients: int = 0
     _recompute: dict[str, Recompute] = field(default_factory=dict)
+
+    @property
+    def working_bytes(self) -> float:
+        """Bytes that the fullest step of backward works with, as Part has them."""
+        return self.fullest.bytes
 
     def recompute(self, name: str) -> Recompute:
         """The meaning of a named recompute set: its segments run forward again, up to where nothing more is needed.
@@ -219,7 +231,7 @@ class PricedProgram:
             at_weights_bytes=recompute.at_weights_bytes,
             weight_gradients_s=sum(step.put_off_s for step in self.steps),
             weights_waiting_bytes=work.weights_waiting_bytes,
-            for_weights_bytes=work.for_weights_bytes,
+            for_weights_bytes=work.fullest_waiting.bytes - work.working_bytes,
             matrices=work.matrices,
             num_tensors=work.num_tensors,
             moments=work.moments,
@@ -279,8 +291,7 @@ def program_work(program: Program) -> ProgramWork:
     kept = sum(kept_activations(program, NO_RECOMPUTE).values())
     held = [of_step - kept for of_step in held_bytes(program, NO_RECOMPUTE)]
     needed, begins = ([*map(add, beside, held)] for beside in (at_work, every_step.gradients))
-    with_tiles = [need + tile for need, tile in zip(needed, tiles, strict=True)]
-    heaviest = max(range(len(needed)), key=with_tiles.__getitem__, default=None)
+    with_waiting = [*map(add, needed, waiting_at_steps(program))]
     parameters: dict[tuple[str, ...], int] = {}
     matrices: dict[tuple[str, ...], int] = {}
     quantized: dict[tuple[str, ...], int] = {}
@@ -303,16 +314,13 @@ def program_work(program: Program) -> ProgramWork:
         tuple(tuple(_operator(program, single) for single in operator_steps(step)) for step in program.steps),
         tuple(tuple(forward_collectives(program, step)) for step in program.steps),
         tuple(tuple(backward_collectives(program, step)) for step in program.steps),
-        max(with_tiles, default=0.0),
+        _fullest(needed, tiles),
+        _fullest(with_waiting, tiles),
         parameters,
         waiting_bytes(program),
         matrices,
         len(learned),
         moments(program, needed, tiles, begins),
-        heaviest,
-        0.0 if heaviest is None else tiles[heaviest],
-        max(needed, default=0.0),
-        max(map(add, needed, waiting_at_steps(program)), default=0.0) - max(needed, default=0.0),
         every_step,
         largest_operators(program, elements),
         quantized,
@@ -320,6 +328,14 @@ def program_work(program: Program) -> ProgramWork:
         any(num_chunks(op) > 1 for op in program.graph.operators),
         _head_gradients(program, {name: elements[name] for name in learned}),
     )
+
+
+def _fullest(needed: Sequence[float], tiles: Sequence[float]) -> Fullest:
+    """The fullest of some steps. needed: bytes of each without its tile; tiles: of that."""
+    if not needed:
+        return Fullest(0.0, None, 0.0, 0.0)
+    with_tile, place = max((need + tile, -place) for place, (need, tile) in enumerate(zip(needed, tiles, strict=True)))
+    return Fullest(with_tile, -place, tiles[-place], max(needed))
 
 
 def _frozen_elements(program: Program, elements: Mapping[str, int]) -> int:

@@ -23,7 +23,7 @@ from autoshard.graph.recompute import COMMON_SETS, held_bytes, replay_held_bytes
 from autoshard.layout.strategy import even_stage_layers
 from autoshard.models.registry import load_model
 from autoshard.planner.grid.cuts import balanced_cuts, even_cuts
-from autoshard.planner.grid.microbatch import fixed_bytes_of, unit_columns, working_bytes_of
+from autoshard.planner.grid.microbatch import fixed_bytes_of, fullest_bytes, unit_columns, working_bytes_of
 from autoshard.planner.grid.steps import Asked, priced_steps
 from autoshard.planner.grid.table import Table
 from autoshard.planner.grid.whole import Priced
@@ -161,6 +161,7 @@ def test_larger_microbatches_are_the_smallest_scaled(name: str, shape: LocalShap
             assert own.laws == other.laws and np.array_equal(6 * own.size, other.size)
             assert np.array_equal(own.step, other.step) and np.array_equal(own.law, other.law)
         assert working_bytes_of(one, 6) == six.working_bytes and 6 * small.waiting_bytes == large.waiting_bytes
+        assert fullest_bytes(one.program, one.fullest_waiting, 6) == six.fullest_waiting.bytes
         assert one.parameters == six.parameters
         fixed_of_steps = [fixed_bytes_of(one.program, place) for place in range(len(one.program.steps))]
         for recompute in COMMON_SETS:

@@ -216,3 +216,16 @@ def test_what_waits_for_gradients_of_weights() -> None:
     tokens_bytes = BATCH * SEQ * 2
     assert by_name["model.layers.1.mlp.down_proj"] == 0.0
     assert by_name["model.layers.1.mlp.act_fn"] == tokens_bytes * (model.intermediate_size + model.hidden_size)
+
+
+def test_what_waits_is_there_with_a_tile_of_scores() -> None:
+    """At attention that writes scores out, of 4,096 tokens, the inputs of gate and up, down and o_proj wait, 2, 7 and 2
+    MiB, and the gradients of their outputs: 7 each of gate and up, 32 of down and of o_proj, whose ranks sum them."""
+    shape = LocalShape(tp=16, cp=1, ep=1, microbatch_size=1, sequence_parallel=True, attention_kernel="plain")
+    program = shape_program(load_model("llama3-8b"), 4096, 1.25, "bfloat16", shape, True, (0,), first=False, last=False)
+    work = program_work(program)
+    for fullest in (work.fullest, work.fullest_waiting):
+        assert fullest.place is not None
+        step = program.steps[fullest.place]
+        assert isinstance(step, OperatorStep) and step.operator.kind == "attention"
+    assert work.fullest_waiting.bytes - work.working_bytes == (2 + 7 + 2 + 2 * 7 + 2 * 32) * MIB

@@ -74,8 +74,8 @@ def test_a_shared_expert_runs_backward_before_the_others() -> None:
     model = load_model("qwen2-57b-a14b")
     shape = LocalShape(1, 1, 4, 1, sequence_parallel=False, attention_kernel="flash")
     work = stage_work(model, 4096, 1.0, "bfloat16", shape, True, (0,), False, False)
-    assert work.heaviest is not None
-    step = work.program.steps[work.heaviest]
+    assert work.fullest.place is not None
+    step = work.program.steps[work.fullest.place]
     assert isinstance(step, OperatorStep)
     assert step.operator.name.endswith("mlp.shared_expert.act_fn")
     hidden, ffn = 2 * 4096 * model.hidden_size, 2 * 4096 * model.shared_expert_intermediate_size

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autoshard.cost.program import Issued, ProgramWork, moves_tokens, spent_on
+from autoshard.cost.program import Fullest, Issued, ProgramWork, moves_tokens, spent_on
 from autoshard.cost.working_bytes import view_bytes
 from autoshard.graph.count import operator_steps, times_read
 from autoshard.graph.partition import OperatorStep, Program, RedistributeStep, Step
@@ -42,14 +42,22 @@ RING = 5
 """SentColumns.spent_on of a hop of a ring, whose seconds are counted with its step's attention."""
 
 
+class FullestColumns(NamedTuple):
+    """Bytes at the fullest step of programs, with an entry for each: those that grow with the microbatch, and those
+    that do not. untiled: all of it grows, and with large microbatches it may be more."""
+
+    growing: Array
+    fixed: Array
+    untiled: Array
+
+
 class UnitColumns(NamedTuple):
     """Programs of one local shape as arrays, their steps counted through.
 
     first_step: of each program, and the number of all steps. operators: (operator, field of OperatorNeeds), its kind as
     a number; for each operator also step: in which it runs; fixed_bytes: of what it moves; put_off: the share of its
-    backward that a schedule may put off. working_bytes, fixed_working_bytes, untiled_bytes, waiting_bytes,
-    for_weights_bytes: of each program; untiled: all of it grows, and with large microbatches it may be more; the last
-    two are there for what is put off.
+    backward that a schedule may put off. working, working_waiting: of each program, of ProgramWork.fullest and
+    fullest_waiting. waiting_bytes: of each program.
     """
 
     first_step: tuple[int, ...]
@@ -59,11 +67,9 @@ class UnitColumns(NamedTuple):
     put_off: Array
     forward: SentColumns
     backward: SentColumns
-    working_bytes: Array
-    fixed_working_bytes: Array
-    untiled_bytes: Array
+    working: FullestColumns
+    working_waiting: FullestColumns
     waiting_bytes: Array
-    for_weights_bytes: Array
 
     def needs(self, sequences: Array) -> Array:
         """The needs of each operator, (microbatch, operator, field). sequences: (microbatch,)."""
@@ -78,8 +84,13 @@ class UnitColumns(NamedTuple):
 
 def working_bytes_of(work: ProgramWork, sequences: int) -> float:
     """Bytes that a program works with for microbatches of so many sequences. work: for one."""
-    fixed_bytes = _fixed_working_bytes(work)
-    return max(fixed_bytes + sequences * (work.working_bytes - fixed_bytes), sequences * _untiled_bytes(work))
+    return fullest_bytes(work.program, work.fullest, sequences)
+
+
+def fullest_bytes(program: Program, fullest: Fullest, sequences: int) -> float:
+    """Bytes at the fullest step for microbatches of so many sequences. fullest: for one."""
+    growing, fixed, untiled = _by_growth(program, fullest)
+    return max(fixed + sequences * growing, sequences * untiled)
 
 
 def unit_columns(works: Sequence[ProgramWork]) -> UnitColumns:
@@ -100,12 +111,14 @@ def unit_columns(works: Sequence[ProgramWork]) -> UnitColumns:
         np.array([asked.put_off for *_, asked in operators], dtype=float),
         _sent([issued for work in works for issued in work.forward], of_tokens),
         _sent([issued for work in works for issued in work.backward], of_tokens),
-        np.array([work.working_bytes for work in works], dtype=float),
-        np.array([_fixed_working_bytes(work) for work in works], dtype=float),
-        np.array([_untiled_bytes(work) for work in works], dtype=float),
+        _fullest_columns([_by_growth(work.program, work.fullest) for work in works]),
+        _fullest_columns([_by_growth(work.program, work.fullest_waiting) for work in works]),
         np.array([work.weights_waiting_bytes for work in works], dtype=float),
-        np.array([work.for_weights_bytes for work in works], dtype=float),
     )
+
+
+def _fullest_columns(several: Sequence[tuple[float, float, float]]) -> FullestColumns:
+    return FullestColumns(*np.array(several, dtype=float).reshape(-1, 3).T)
 
 
 def _sent(issued: Sequence[Issued], of_tokens: Sequence[bool]) -> SentColumns:
@@ -137,22 +150,18 @@ def _fixed_bytes(program: Program, step: OperatorStep) -> float:
     )
 
 
-def _fixed_working_bytes(work: ProgramWork) -> float:
-    """Bytes that do not grow with the microbatch, of the step that works on most."""
-    if work.heaviest is None:
-        return 0.0
-    return fixed_bytes_of(work.program, work.heaviest) + work.tile_bytes
+def _by_growth(program: Program, fullest: Fullest) -> tuple[float, float, float]:
+    """The numbers of FullestColumns of one program."""
+    if fullest.place is None:
+        return 0.0, 0.0, 0.0
+    fixed_bytes = fixed_bytes_of(program, fullest.place) + fullest.tile_bytes
+    return fullest.bytes - fixed_bytes, fixed_bytes, fullest.untiled_bytes if fullest.tile_bytes else 0.0
 
 
 def fixed_bytes_of(program: Program, place: int) -> float:
     """Bytes that backward of the step at a place works with and that do not grow with the microbatch, but for its
     tile."""
     return sum(view_bytes(program, view) for view in _views(program.steps[place]) if _is_fixed(program, view))
-
-
-def _untiled_bytes(work: ProgramWork) -> float:
-    """Bytes that a program works with without a tile, where its heaviest step has one; else 0."""
-    return work.untiled_bytes if work.tile_bytes else 0.0
 
 
 def _views(step: Step) -> tuple[str, ...]:

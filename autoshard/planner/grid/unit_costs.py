@@ -306,11 +306,11 @@ def _sets_columns(programs: Programs, recompute: tuple[str, ...]) -> SetColumns:
                 forward_bytes[program], fixed_by_set[FORWARD, program] = fullest
             if tiles.any():
                 untiled_bytes[program] = untiled.max(1)
-    growing_bytes = columns.working_bytes - columns.fixed_working_bytes
-    by_program = columns.waiting_bytes, columns.for_weights_bytes, growing_bytes, columns.untiled_bytes
-    slope_bytes = np.concatenate([by_set.ravel(), *by_program])
-    fixed_bytes = np.concatenate([fixed_by_set.ravel(), np.zeros(4 * len(works))])
-    fixed_bytes[-2 * len(works) : -len(works)] = columns.fixed_working_bytes
+    none, slopes, fixed = np.zeros(len(works)), [by_set.ravel()], [fixed_by_set.ravel()]
+    for columns_of in (columns.working, columns.working_waiting):
+        slopes += columns_of.growing, columns_of.untiled
+        fixed += columns_of.fixed, none
+    slope_bytes, fixed_bytes = np.concatenate([*slopes, columns.waiting_bytes]), np.concatenate([*fixed, none])
     return SetColumns(begins, repeats, slope_bytes, fixed_bytes)
 
 
@@ -437,10 +437,8 @@ def _parts(sums: _Sums, sets: int, kinds: int, opens: Array, has_first: bool) ->
     by_set, by_program = np.split(sums.bytes, [BY_SET * programs * sets], axis=1)
     of_sets = by_set.reshape(-1, BY_SET, programs, sets).transpose(1, 2, 0, 3)
     kept_bytes, segment_bytes, again_bytes, at_weights_bytes, *fullest_bytes = of_sets
-    waiting_bytes, for_weights_bytes, tiled_bytes, untiled_bytes = by_program.reshape(-1, 4, programs, 1).transpose(
-        1, 2, 0, 3
-    )
-    working_bytes = np.maximum(tiled_bytes, untiled_bytes)
+    *fullest, waiting_bytes = by_program.reshape(-1, 5, programs, 1).transpose(1, 2, 0, 3)
+    working_bytes, working_waiting_bytes = (np.maximum(*fullest[place : place + 2]) for place in (0, 2))
     replay_bytes = np.maximum(0.0, reduce(np.maximum, fullest_bytes) - kept_bytes - working_bytes)
     forward_s, backward_s = (seconds.transpose(2, 1, 0)[..., None] for seconds in (sums.forward_s, sums.backward_s))
     parts = []
@@ -460,7 +458,7 @@ def _parts(sums: _Sums, sets: int, kinds: int, opens: Array, has_first: bool) ->
                 at_weights_bytes=at_weights_bytes[program] - kept_bytes[program],
                 weight_gradients_s=backward_s[5, program],
                 weights_waiting_bytes=waiting_bytes[program],
-                for_weights_bytes=for_weights_bytes[program],
+                for_weights_bytes=(working_waiting_bytes - working_bytes)[program],
             )
         )
     (block, *others), first, (embedding, head, *tied) = parts[:kinds], parts[kinds:recomputed], parts[recomputed:]
