@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 from autoshard.graph.count import operator_steps, parameter_elements
 from autoshard.graph.partition import GatherEinsumStep, Program, is_projection
-from autoshard.graph.recompute import in_block, recomputing
-from autoshard.graph.weight_gradients import waiting_views
+from autoshard.graph.recompute import in_block
 
 
 class Moment(NamedTuple):
@@ -171,17 +170,3 @@ def _first_of_mlp(program: Program, read: Sequence[tuple[str, ...]]) -> int | No
     mlp = [i for i, names in enumerate(read) if names and operator_steps(program.steps[i])[0].operator.module == "mlp"]
     others = [i for i, names in enumerate(read) if names] if any(map(in_block, program.graph.operators)) else []
     return next(iter(experts or mlp or others), None)
-
-
-def waiting_at_steps(program: Program) -> list[float]:
-    """Bytes that wait for gradients of weights which are put off, by step: when its backward begins, those of the steps
-    behind it. An input that was saved before waits from when it would be given back."""
-    waiting, (pattern, buffers) = waiting_views(program), recomputing(program)
-    names, saved = [*buffers], pattern.first_saved(0, len(waiting))
-    first = {names[place]: step for place, step in saved.items()}
-    sizes = {view: (size, index) for index, of_step in enumerate(waiting) for view, size in of_step.items()}
-    found = [0.0] * len(waiting)
-    for view, (size, index) in sizes.items():
-        for before in range(first.get(view, index)):
-            found[before] += size
-    return found

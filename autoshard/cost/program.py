@@ -10,7 +10,7 @@ from math import prod
 from operator import add
 from typing import Any, NamedTuple
 
-from autoshard.cost.backward_release import Moments, largest_operators, moments, waiting_at_steps
+from autoshard.cost.backward_release import Moments, largest_operators, moments
 from autoshard.cost.collectives import CollectiveLaw, exposed_ring_s
 from autoshard.cost.compute import OperatorNeeds, QuantizedProducts, memory_s, operator_needs, seconds_of
 from autoshard.cost.part import ATTENTION, COMPUTE, CONTEXT, EXPERT, TENSOR, Part, Seconds, add_up
@@ -166,7 +166,7 @@ class ProgramWork:
             kept = sum(kept_activations(self.program, name).values())
             saved = [sum(replayed_activations(self.program, one).values()) for one in repeated]
             held, again = held_bytes(self.program, name), replay_held_bytes(self.program, name)
-            working, tiles, forward, forward_tiles, gradients = self.at_steps
+            working, tiles, forward, forward_tiles, gradients, _ = self.at_steps
             inside = [*map(add, forward, forward_tiles)]
             ends = any(op.kind in LOSSES for op in self.program.graph.operators)  # there backward has most
             at_first = 0.0 if ends else max(map(add, held, inside), default=0.0)
@@ -291,7 +291,7 @@ def program_work(program: Program) -> ProgramWork:
     kept = sum(kept_activations(program, NO_RECOMPUTE).values())
     held = [of_step - kept for of_step in held_bytes(program, NO_RECOMPUTE)]
     needed, begins = ([*map(add, beside, held)] for beside in (at_work, every_step.gradients))
-    with_waiting = [*map(add, needed, waiting_at_steps(program))]
+    with_waiting = [*map(add, needed, every_step.put_off)]
     parameters: dict[tuple[str, ...], int] = {}
     matrices: dict[tuple[str, ...], int] = {}
     quantized: dict[tuple[str, ...], int] = {}

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from math import prod
 from typing import NamedTuple
 
 from autoshard.graph.count import loop_sizes
+from autoshard.graph.gradients import gradient_storages, is_mask, passes_on, views
 from autoshard.graph.ir import Graph, Operator
 from autoshard.graph.operator_kind import OperatorKind, Sizes
 from autoshard.graph.operators import KINDS
 from autoshard.graph.partition import GatherEinsumStep, OperatorStep, Program, RedistributeStep, Step
 from autoshard.graph.recompute import recomputing
 from autoshard.graph.redistribute import local_sizes
+from autoshard.graph.weight_gradients import waiting_of_steps
 
 Count = Callable[[Operator, Graph, Sizes], float]
 """Bytes of an operator of a graph by the local sizes of its dims."""
@@ -27,7 +29,8 @@ class AtSteps(NamedTuple):
 
     forward: what is there while the step runs forward, beside what it and those before it save; forward_tiles:
     `forward_tile_bytes`, beside these. gradients: that of its output, and those that wait: what is there where steps
-    run again from it on, to the front.
+    run again from it on, to the front. put_off: beside `working`, what waits for gradients of weights of steps behind
+    it where a schedule puts these off.
     """
 
     working: Sequence[float]
@@ -35,6 +38,7 @@ class AtSteps(NamedTuple):
     forward: Sequence[float]
     forward_tiles: Sequence[float]
     gradients: Sequence[float]
+    put_off: Sequence[float]
 
 
 def at_steps(program: Program) -> AtSteps:
@@ -49,7 +53,8 @@ def at_steps(program: Program) -> AtSteps:
         tiles,
         _forward_bytes(program),
         [forward_tile_bytes(program, step) for step in program.steps],
-        [of_step.at_first for of_step in gradients],
+        [sum(of_step.at_first.values()) for of_step in gradients],
+        _put_off(program, gradients),
     )
 
 
@@ -64,7 +69,7 @@ def _forward_bytes(program: Program) -> list[float]:
     last_read: dict[str, int] = {}
     changes = [0.0] * (len(program.steps) + 1)
     for index, step in enumerate(program.steps):
-        inputs, outputs = _views(step)
+        inputs, outputs = views(step)
         last_read |= {storages.get(view, view): index for view in inputs}
         written |= {view: index for view in outputs if view not in storages}
         inside = _copied_bytes(program, step) + _inner_forward_bytes(program, step)
@@ -82,73 +87,66 @@ def _forward_bytes(program: Program) -> list[float]:
 class _Gradients(NamedTuple):
     """Bytes of gradients at the backward of a step. waiting: those that are there for steps in front of it alone, of
     views that are written in front, or come in, and are read behind. again: of those that `working_bytes` counts, what
-    is another one's or waits. at_first: that of its output, and those that wait."""
+    is another one's or waits. at_first: that of its output, and those that wait, by the view whose gradient each is."""
 
     waiting: float
     again: float
-    at_first: float
+    at_first: Mapping[str, float]
 
 
 def _gradients(program: Program) -> list[_Gradients]:
     """The gradients at each step, each storage once.
 
-    A sum passes its gradient on to all that it adds, and a redistribution that moves nothing backward does. A view has
-    such a gradient until another one is added to it.
+    A view has a gradient that was handed on to it (`passes_on`) until another one is added to it.
     """
     readers: dict[str, list[int]] = {}
     written: dict[str, int] = {}
     for index, step in enumerate(program.steps):
-        inputs, outputs = _views(step)
+        inputs, outputs = views(step)
         for view in inputs:
             readers.setdefault(view, []).append(index)
         written |= dict.fromkeys(outputs, index)
-    whole: dict[str, str] = {}  # view -> that whose gradient its own is, once all have been added
+    whole = gradient_storages(program)
     waits: list[dict[str, float]] = [{} for _ in program.steps]
     found: list[_Gradients] = []
     for index, step in reversed([*enumerate(program.steps)]):
-        inputs, outputs = _views(step)
+        inputs, outputs = views(step)
         outgoing = [whole.get(view, view) for view in outputs]
         sizes = {name: view_bytes(program, view) for name, view in zip(outgoing, outputs, strict=True)}
         at_first = waits[index] | sizes
         again = sum(view_bytes(program, view) for view in outputs) - sum(sizes.values())
         again += sum(size for name, size in sizes.items() if name in waits[index])
         for view in dict.fromkeys(inputs):
-            if _is_mask(program, view):
+            if is_mask(program, view):
                 continue
             size, places = view_bytes(program, view), readers[view]
-            passed = outgoing[0] if _passes_on(program, step, view) else ""
+            passed = outgoing[0] if passes_on(program, step, view) else ""
             if passed:
                 again += size
-            if len(places) == 1 and passed:
-                whole[view] = passed
             if index == places[-1]:
                 alone = ([-1, *dict.fromkeys(places)])[-2]
                 for place in range(written.get(view, -1) + 1, index):
                     waits[place][passed if passed and place >= alone else view] = size
-        found.append(_Gradients(sum(waits[index].values()), again, sum(at_first.values())))
+        found.append(_Gradients(sum(waits[index].values()), again, at_first))
     return found[::-1]
 
 
-def _passes_on(program: Program, step: Step, view: str) -> bool:
-    """Whether backward of a step hands the gradient of its output on as that of what it read."""
-    if isinstance(step, RedistributeStep):
-        return all(one.backward == "identity" for one in step.transitions)
-    if not isinstance(step, OperatorStep) or step.operator.attributes.get("function") != "add":
-        return False
-    op, first = step.operator, step.inputs[0]
-    if ("alpha" in op.attributes and view != first) or step.inputs.count(view) > 1:
-        return False
-    tensor, output = program.tensor(view), program.tensor(op.output)
-    return (tensor.dims, tensor.element_bytes) == (output.dims, output.element_bytes)
-
-
-def _views(step: Step) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The views that a step reads, and those that it writes."""
-    if isinstance(step, RedistributeStep):
-        return (step.source,), (step.target,)
-    if isinstance(step, GatherEinsumStep):
-        return (step.gather.source,), tuple(einsum.operator.output for einsum in step.einsums)
-    return tuple(step.inputs), (step.operator.output,)
+def _put_off(program: Program, gradients: Sequence[_Gradients]) -> list[float]:
+    """AtSteps.put_off. An input that a step in front saves as well waits from when it would be given back; a gradient
+    that is there for other steps is counted with these."""
+    waiting, (pattern, buffers) = waiting_of_steps(program), recomputing(program)
+    names, saved = [*buffers], pattern.first_saved(0, len(waiting))
+    first = {names[place]: step for place, step in saved.items()}
+    inputs = {view: (size, index) for index, of_step in enumerate(waiting) for view, size in of_step.inputs.items()}
+    found = [0.0] * len(waiting)
+    for view, (size, index) in inputs.items():
+        for before in range(first.get(view, index)):
+            found[before] += size
+    behind: dict[str, float] = {}
+    for index in reversed(range(len(waiting))):
+        found[index] += sum(size for name, size in behind.items() if name not in gradients[index].at_first)
+        behind |= waiting[index].gradients
+    return found
 
 
 def working_bytes(program: Program, step: Step) -> float:
@@ -183,14 +181,8 @@ def operator_bytes(program: Program, step: OperatorStep) -> float:
     op = step.operator
     own = KINDS[op.kind].own_gradients_bytes(op, program.graph, loop_sizes(program, step))
     inner = _inner_bytes(program, step) + tile_bytes(program, step)
-    views = (view for view in (*step.inputs, op.output) if not _is_mask(program, view))
+    views = (view for view in (*step.inputs, op.output) if not is_mask(program, view))
     return sum(view_bytes(program, view) for view in views) + own + inner
-
-
-def _is_mask(program: Program, view: str) -> bool:
-    """Whether a view was computed and has no gradient."""
-    tensor = program.tensor(view)
-    return tensor.role == "activation" and not tensor.differentiable
 
 
 def _inside(program: Program, step: Step, count: Callable[[OperatorKind], Count]) -> float:

@@ -6,7 +6,11 @@ x and dy.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import NamedTuple
+
 from autoshard.graph.count import operator_steps
+from autoshard.graph.gradients import gradient_storages
 from autoshard.graph.partition import GatherEinsumStep, OperatorStep, Program, is_projection
 
 
@@ -16,26 +20,37 @@ def projections(program: Program) -> tuple[OperatorStep, ...]:
     return tuple(one for one in steps if is_projection(program.graph, one.operator))
 
 
+class Waiting(NamedTuple):
+    """Bytes by name of what waits for the gradients of a step's weights: the inputs of its projections, and the
+    gradients of their outputs, each by the view whose gradient it is (`gradient_storages`)."""
+
+    inputs: Mapping[str, float]
+    gradients: Mapping[str, float]
+
+
 def waiting_bytes(program: Program) -> float:
-    """Bytes that one microbatch keeps on one rank between its `I` and its `W`: of all `waiting_views`."""
-    return sum({view: size for of_step in waiting_views(program) for view, size in of_step.items()}.values())
+    """Bytes that one microbatch keeps on one rank between its `I` and its `W`: of all `waiting_of_steps`."""
+    steps = waiting_of_steps(program)
+    inputs = {view: size for of_step in steps for view, size in of_step.inputs.items()}
+    gradients = {view: size for of_step in steps for view, size in of_step.gradients.items()}
+    return sum(inputs.values()) + sum(gradients.values())
 
 
-def waiting_views(program: Program) -> list[dict[str, float]]:
-    """By step, name -> bytes of what waits for the gradients of its weights: the inputs of its projections and the
-    gradients of their outputs.
+def waiting_of_steps(program: Program) -> list[Waiting]:
+    """Step by step, what waits for the gradients of its weights.
 
     An input that several projections read waits once; one that is gathered waits ungathered, and is gathered again in
     `W`.
     """
     sources = {step.gather.target: step.gather.source for step in program.steps if isinstance(step, GatherEinsumStep)}
-    storages = program.storages
-    return [
-        {
-            storages.get(view, view): float(program.local_bytes[view])
-            for one in operator_steps(step)
-            if is_projection(program.graph, one.operator)
-            for view in (sources.get(one.inputs[0], one.inputs[0]), one.operator.output)
-        }
-        for step in program.steps
-    ]
+    storages, whole, found = program.storages, gradient_storages(program), []
+    for step in program.steps:
+        inputs: dict[str, float] = {}
+        gradients: dict[str, float] = {}
+        for one in operator_steps(step):
+            if is_projection(program.graph, one.operator):
+                view, output = sources.get(one.inputs[0], one.inputs[0]), one.operator.output
+                inputs[storages.get(view, view)] = float(program.local_bytes[view])
+                gradients[whole.get(output, output)] = float(program.local_bytes[output])
+        found.append(Waiting(inputs, gradients))
+    return found

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from autoshard.cost.backward_release import waiting_at_steps
 from autoshard.cost.local_shape import LocalShape
 from autoshard.cost.program import program_work
 from autoshard.cost.stage_program import shape_program
@@ -21,6 +20,7 @@ from autoshard.graph.recompute import (
     replayed_activations,
     segments,
 )
+from autoshard.graph.weight_gradients import waiting_bytes
 from autoshard.layout.sharding import stage_program
 from autoshard.models.registry import load_model
 from autoshard.models.stage import dim_sizes, stage_graph
@@ -205,17 +205,31 @@ def test_a_sum_s_gradient_is_that_of_branches_that_ranks_have_summed() -> None:
 
 
 def test_what_waits_for_gradients_of_weights() -> None:
-    """Behind the activation `down` alone has run backward: its input and the gradient of its output wait."""
+    """Behind the activation `down` alone has run backward, in front of it gate and up, whose outputs' gradients came
+    from it, too. The gradient of down's output is the residual's until the norm's is added, and is there anyway."""
     program = program_of("llama")
     model = MODELS["llama"]
     by_name = {
         step.operator.name: size
-        for step, size in zip(program.steps, waiting_at_steps(program), strict=True)
+        for step, size in zip(program.steps, at_steps(program).put_off, strict=True)
         if hasattr(step, "operator")
     }
     tokens_bytes = BATCH * SEQ * 2
     assert by_name["model.layers.1.mlp.down_proj"] == 0.0
-    assert by_name["model.layers.1.mlp.act_fn"] == tokens_bytes * (model.intermediate_size + model.hidden_size)
+    ffn, hidden = tokens_bytes * model.intermediate_size, tokens_bytes * model.hidden_size
+    assert by_name["model.layers.1.mlp.act_fn"] == ffn
+    assert by_name["model.layers.1.mlp.up_proj"] == ffn
+    assert by_name["model.layers.1.mlp.gate_proj"] == 2 * ffn
+    assert by_name["model.layers.1.post_attention_layernorm"] == 3 * ffn + hidden
+    assert by_name["model.layers.1.self_attn.o_proj"] == 3 * ffn + 2 * hidden
+
+
+def test_one_gradient_of_two_branches_waits_once() -> None:
+    """Attention and MLP side by side end in one sum, whose gradient is that of what both put out."""
+    model = MODELS["cohere"]
+    hidden, ffn, kv = model.hidden_size, model.intermediate_size, model.num_key_value_heads * model.head_dim
+    inputs, gradients = 2 * hidden + ffn, (hidden + 2 * kv) + 2 * ffn + hidden
+    assert waiting_bytes(program_of("cohere")) == 2 * (BATCH * SEQ * 2) * (inputs + gradients)
 
 
 def test_what_waits_is_there_with_a_tile_of_scores() -> None:

@@ -289,7 +289,7 @@ def _sets_columns(programs: Programs, recompute: tuple[str, ...]) -> SetColumns:
             segment_bytes[program], again_bytes[program] = saved.max(1), saved.sum(1)
         if program < recomputed:
             work = works[program]
-            working, tiles, forward, forward_tiles, gradients = map(np.array, work.at_steps)
+            working, tiles, forward, forward_tiles, gradients = map(np.array, work.at_steps[:5])
             held = places.held_bytes(places.changes, sizes)
             untiled = held + working
             at_weights_bytes[program] = untiled[:, work.at_weights].max(1, initial=0.0)
