@@ -90,6 +90,7 @@ class _LaterLinear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         x, *weights = ctx.kept.tensors
+        x = x.detach()  # else its graph waits with it, which holds what the stage has received
         gather, later, owners, contracted = ctx.gather, ctx.later, ctx.owners, ctx.contracted
         flat = [grad.flatten(0, -2) for grad in grads]
 
