@@ -106,12 +106,22 @@ class Attention(OperatorKind):
         return (statistics,)
 
     def inner_backward_bytes(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
-        """Bytes inside a ring's backward at its fullest hop, beyond the gradients that it returns at the end.
+        """Bytes inside a ring's backward at its fullest hop, beyond the gradients that it returns at the end; below 0
+        where scores are written out.
 
-        There is the gradient of q in FP32. Gradients of keys and values are there three times in FP32: those of this
-        hop, and those of the last one as sent and as received. Keys and values are there once, and once more where they
-        travel at the same time, which they do not on the second and last hop of two ranks.
+        Of a ring there is the gradient of q in FP32. Gradients of keys and values are there three times in FP32: those
+        of this hop, and those of the last one as sent and as received. Keys and values are there once, and once more
+        where they travel at the same time, which they do not on the second and last hop of two ranks.
+
+        Where scores are written out, the gradient of the output is gone when the probabilities have theirs, and those
+        of queries and keys come when the probabilities are gone.
         """
+        if op.attributes["kernel"] != "flash" and not (_is_ring(op) or op.attributes.get("dropout")):
+            query, key, out = (num_elements(graph, name, sizes) for name in (*op.inputs[:2], op.output))
+            if _context_parallel(op) == "all_gather":
+                key *= _ring_size(graph, sizes)
+            scores = prod(sizes[dim] for dim in op.loop_dims) * graph.sizes["seq"]
+            return -float(graph.tensors[op.output].element_bytes * (out + min(query + key, scores)))
         if not _is_ring(op) or (ranks := _ring_size(graph, sizes)) == 1:
             return 0.0
         query, key, value = (num_elements(graph, name, sizes) for name in op.inputs[:3])

@@ -27,6 +27,21 @@ def test_a_norm_over_several_dims_computes_whole_tensors_in_fp32(element_bytes: 
     assert working_bytes(program, step) - statistics == (2 * element_bytes + in_fp32 * 4) * queries
 
 
+@pytest.mark.parametrize("seq", [SEQ, 8])
+def test_gradients_of_queries_and_keys_come_when_probabilities_are_gone(seq: int) -> None:
+    """In bf16: where scores are written out, their gradient is there with that of values, while probabilities in FP32
+    and their gradient are there of one head. The output's gradient is gone by then. Of few tokens the gradients of
+    queries and keys, which come later, are more."""
+    model = MODELS["llama"]
+    graph = stage_graph(model, dim_sizes(model, 1, seq), range(1), False, False, "plain", element_bytes=2)
+    program = stage_program(graph, {}, False)
+    step = next(one for one in program.steps if isinstance(one, OperatorStep) and one.operator.kind == "attention")
+    queries, keys = (seq * heads * model.head_dim for heads in (model.num_attention_heads, model.num_key_value_heads))
+    scores = model.num_attention_heads * seq * seq
+    assert (scores > queries + keys) == (seq == SEQ)
+    assert working_bytes(program, step) == 2 * (max(scores, queries + keys) + keys) + (4 + 4) * seq * seq
+
+
 @pytest.mark.parametrize("ep", [2, 4])
 def test_pieces_of_several_experts_are_copied_when_they_are_exchanged(ep: int) -> None:
     """Experts' answers come back, [expert, batch, capacity, hidden] in bf16: their gradients are there as they are, and
