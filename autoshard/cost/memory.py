@@ -157,7 +157,9 @@ def _memory_of(at_work: Rank, rank: Rank, state: State, precision: Precision, so
         received = at_work.in_flight - at_work.embeddings_in_flight
         choices = (received + smallest(1, received)) * state.choice  # and room for the next one, where any come
         one_graph = state.one_graph or software is not COMPILED  # of others it isn't known, but fitted with that
-        boundary = (boundary_buffers(*flights, at_work.has_loss, one_graph) + choices) * at_work.hidden_bytes
+        boundary = (
+            boundary_buffers(*flights, at_work.more, at_work.has_loss, one_graph) + choices
+        ) * at_work.hidden_bytes
 
     units = [end.unit for end in rank.ends]
     handed_over = _handed_over(rank, state)
@@ -168,18 +170,21 @@ def _memory_of(at_work: Rank, rank: Rank, state: State, precision: Precision, so
     return Memory(*lives[:3], kept, ends, replay, working, boundary, where(state.shares, buckets, 0.0))
 
 
-def boundary_buffers(in_flight: Number, embeddings: Number, heads: Number, at_loss: bool, one_graph: bool) -> Number:
+def boundary_buffers(
+    in_flight: Number, embeddings: Number, heads: Number, more: Number, at_loss: bool, one_graph: bool
+) -> Number:
     """Hidden activations that a rank of several holds for other stages while a block runs backward, or at_loss a head:
     room for what comes next, a gradient on its way to the stage before, if there is one, and the outputs of all that is
-    in flight behind the block, which are kept for their backward.
+    in flight behind the block, which are kept for their backward. Where all microbatches of a step are there nothing
+    comes or is on its way: no backward is behind it, but for one that a forward has followed.
 
     Of the microbatch whose block is at work the output is gone, and the gradient of that is what the block works with;
-    where a backward is one_graph, it holds both to its end. in_flight, embeddings, heads: as in Rank.
+    where a backward is one_graph, it holds both to its end. in_flight, embeddings, heads, more: as in Rank.
     """
     leaving, received = in_flight - heads, in_flight - embeddings
     at_work = smallest(1, leaving)
-    more = at_work if one_graph else 0 if at_loss else -at_work
-    return 1 + smallest(1, received) + leaving + more
+    of_work = at_work if one_graph else 0 if at_loss else -at_work
+    return more * (1 + smallest(1, received)) + leaving + of_work
 
 
 class Living(NamedTuple):

@@ -73,6 +73,7 @@ class Rank(NamedTuple):
     weights_waiting: Number
     together: Number
     at_first: Number
+    more: Number
     weights_apart: bool
     only: bool
     block: Any
@@ -135,6 +136,7 @@ def rank_of(load: RankLoad, state: State) -> Rank:
         load.weights_waiting,
         load.together,
         load.at_first,
+        load.more,
         load.weights_apart,
         first and last,
         load.chunks[0].block,

@@ -18,7 +18,8 @@ class RankHolds(NamedTuple):
     in_flight: chunk activations, all chunks together. embeddings, heads: microbatches in the chunk with the embedding
     and in the one with the head, on the ranks that have these, else 0. waiting: microbatches whose weight gradients
     wait, besides the one in work. together: in flight and waiting at one moment. at_first: chunk activations, all
-    chunks together, when a backward of the first chunk begins.
+    chunks together, when a backward of the first chunk begins. more: 1 where others come or are gone when it needs
+    most, 0 where its one chunk holds all of a step together.
     """
 
     in_flight: int
@@ -27,6 +28,7 @@ class RankHolds(NamedTuple):
     waiting: int
     together: int
     at_first: int
+    more: int
 
 
 @lru_cache(maxsize=1024)
@@ -42,7 +44,7 @@ def rank_holds(schedule: Schedule, pp: int, num_microbatches: int, num_virtual_s
     held, waiting = warm_ups(schedule, *sizes), [0] * pp
     if schedule.most_waiting is not None:
         waiting = [schedule.most_waiting(rank, *sizes) for rank in range(pp)]
-    embeddings = _most_of_chunk(held[0], *sizes, 0)
+    every, embeddings = num_microbatches * num_virtual_stages, _most_of_chunk(held[0], *sizes, 0)
     heads = _most_of_chunk(held[-1], *sizes, num_virtual_stages - 1)
     return tuple(
         RankHolds(
@@ -51,9 +53,10 @@ def rank_holds(schedule: Schedule, pp: int, num_microbatches: int, num_virtual_s
             heads * (rank == pp - 1),
             waiting[rank],
             # a microbatch is in flight or waits, never both
-            min(held[rank] + waiting[rank], num_microbatches * num_virtual_stages),
+            min(held[rank] + waiting[rank], every),
             # backwards of pp microbatches through all other chunks come before, and as many forwards as are left
-            min(held[rank], num_microbatches * num_virtual_stages - (num_virtual_stages - 1) * pp),
+            min(held[rank], every - (num_virtual_stages - 1) * pp),
+            int(num_virtual_stages > 1 or held[rank] + waiting[rank] < every),
         )
         for rank in range(pp)
     )
@@ -68,7 +71,8 @@ def _counted(schedule: Schedule, pp: int, num_microbatches: int, num_virtual_sta
     for rank, order in enumerate(orders):
         held, waiting, together, at_first = _most_at_once(order)
         ends = (peaks[0][0] * (rank == 0), peaks[-1][-1] * (rank == pp - 1))
-        found.append(RankHolds(held, *ends, waiting, together, at_first))
+        more = int(num_virtual_stages > 1 or together < num_microbatches)
+        found.append(RankHolds(held, *ends, waiting, together, at_first, more))
     most_waiting = schedule.most_waiting
     if most_waiting is not None:
         declared = asked(schedule, lambda *given: [most_waiting(rank, *given) for rank in range(pp)], *sizes)
