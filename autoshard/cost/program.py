@@ -36,7 +36,6 @@ from autoshard.graph.recompute import (
 )
 from autoshard.graph.routing_kinds import AROUND_EXPERTS
 from autoshard.graph.states import REPLICATED
-from autoshard.graph.weight_gradients import waiting_bytes
 from autoshard.layout.mesh import TENSOR_PARALLEL_AXES
 from autoshard.rows import Number, added_up, largest, where
 from autoshard.spec.cluster import Device
@@ -166,7 +165,7 @@ class ProgramWork:
             kept = sum(kept_activations(self.program, name).values())
             saved = [sum(replayed_activations(self.program, one).values()) for one in repeated]
             held, again = held_bytes(self.program, name), replay_held_bytes(self.program, name)
-            working, tiles, forward, forward_tiles, gradients, _ = self.at_steps
+            working, tiles, forward, forward_tiles, gradients, *_ = self.at_steps
             inside = [*map(add, forward, forward_tiles)]
             ends = any(op.kind in LOSSES for op in self.program.graph.operators)  # there backward has most
             at_first = 0.0 if ends else max(map(add, held, inside), default=0.0)
@@ -317,7 +316,7 @@ def program_work(program: Program) -> ProgramWork:
         _fullest(needed, tiles),
         _fullest(with_waiting, tiles),
         parameters,
-        waiting_bytes(program),
+        every_step.waiting_bytes,
         matrices,
         len(learned),
         moments(program, needed, tiles, begins),

@@ -15,7 +15,7 @@ from autoshard.graph.operators import KINDS
 from autoshard.graph.partition import GatherEinsumStep, OperatorStep, Program, RedistributeStep, Step
 from autoshard.graph.recompute import recomputing
 from autoshard.graph.redistribute import local_sizes
-from autoshard.graph.weight_gradients import waiting_of_steps
+from autoshard.graph.weight_gradients import Waiting, waiting_bytes, waiting_of_steps
 
 Count = Callable[[Operator, Graph, Sizes], float]
 """Bytes of an operator of a graph by the local sizes of its dims."""
@@ -30,7 +30,7 @@ class AtSteps(NamedTuple):
     forward: what is there while the step runs forward, beside what it and those before it save; forward_tiles:
     `forward_tile_bytes`, beside these. gradients: that of its output, and those that wait: what is there where steps
     run again from it on, to the front. put_off: beside `working`, what waits for gradients of weights of steps behind
-    it where a schedule puts these off.
+    it where a schedule puts these off; waiting_bytes: what does when the backward of all is over.
     """
 
     working: Sequence[float]
@@ -39,12 +39,14 @@ class AtSteps(NamedTuple):
     forward_tiles: Sequence[float]
     gradients: Sequence[float]
     put_off: Sequence[float]
+    waiting_bytes: float
 
 
 def at_steps(program: Program) -> AtSteps:
     """Bytes at the backward of each step of a program."""
     tiles = [tile_bytes(program, step) for step in program.steps]
-    gradients = _gradients(program)
+    whole = gradient_storages(program)
+    gradients, waiting = _gradients(program, whole), waiting_of_steps(program, whole)
     return AtSteps(
         [
             working_bytes(program, step) - tile + of_step.waiting - of_step.again
@@ -54,7 +56,8 @@ def at_steps(program: Program) -> AtSteps:
         _forward_bytes(program),
         [forward_tile_bytes(program, step) for step in program.steps],
         [sum(of_step.at_first.values()) for of_step in gradients],
-        _put_off(program, gradients),
+        _put_off(program, gradients, waiting),
+        waiting_bytes(waiting),
     )
 
 
@@ -94,8 +97,8 @@ class _Gradients(NamedTuple):
     at_first: Mapping[str, float]
 
 
-def _gradients(program: Program) -> list[_Gradients]:
-    """The gradients at each step, each storage once.
+def _gradients(program: Program, whole: Mapping[str, str]) -> list[_Gradients]:
+    """The gradients at each step, each storage once. whole: of `gradient_storages`.
 
     A view has a gradient that was handed on to it (`passes_on`) until another one is added to it.
     """
@@ -106,7 +109,6 @@ def _gradients(program: Program) -> list[_Gradients]:
         for view in inputs:
             readers.setdefault(view, []).append(index)
         written |= dict.fromkeys(outputs, index)
-    whole = gradient_storages(program)
     waits: list[dict[str, float]] = [{} for _ in program.steps]
     found: list[_Gradients] = []
     for index, step in reversed([*enumerate(program.steps)]):
@@ -131,10 +133,10 @@ def _gradients(program: Program) -> list[_Gradients]:
     return found[::-1]
 
 
-def _put_off(program: Program, gradients: Sequence[_Gradients]) -> list[float]:
+def _put_off(program: Program, gradients: Sequence[_Gradients], waiting: Sequence[Waiting]) -> list[float]:
     """AtSteps.put_off. An input that a step in front saves as well waits from when it would be given back; a gradient
     that is there for other steps is counted with these."""
-    waiting, (pattern, buffers) = waiting_of_steps(program), recomputing(program)
+    pattern, buffers = recomputing(program)
     names, saved = [*buffers], pattern.first_saved(0, len(waiting))
     first = {names[place]: step for place, step in saved.items()}
     inputs = {view: (size, index) for index, of_step in enumerate(waiting) for view, size in of_step.inputs.items()}

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from autoshard.graph.partition import GatherEinsumStep, OperatorStep, Program, RedistributeStep, Step
 
 
 def gradient_storages(program: Program) -> dict[str, str]:
     """View -> the view whose gradient its own is, where one step alone reads it and hands that on."""
-    readers: dict[str, int] = {}
-    for step in program.steps:
-        for view in views(step)[0]:
-            readers[view] = readers.get(view, 0) + 1
+    of_steps = [views(step) for step in program.steps]
+    readers = Counter(view for inputs, _ in of_steps for view in inputs)
     found: dict[str, str] = {}
-    for step in reversed(program.steps):
-        inputs, outputs = views(step)
+    for step, (inputs, outputs) in zip(reversed(program.steps), reversed(of_steps), strict=True):
         for view in inputs:
-            if readers[view] == 1 and not is_mask(program, view) and passes_on(program, step, view):
+            if readers[view] == 1 and passes_on(program, step, view) and not is_mask(program, view):
                 found[view] = found.get(outputs[0], outputs[0])
     return found
 

@@ -6,11 +6,10 @@ x and dy.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from autoshard.graph.count import operator_steps
-from autoshard.graph.gradients import gradient_storages
 from autoshard.graph.partition import GatherEinsumStep, OperatorStep, Program, is_projection
 
 
@@ -28,22 +27,21 @@ class Waiting(NamedTuple):
     gradients: Mapping[str, float]
 
 
-def waiting_bytes(program: Program) -> float:
+def waiting_bytes(steps: Sequence[Waiting]) -> float:
     """Bytes that one microbatch keeps on one rank between its `I` and its `W`: of all `waiting_of_steps`."""
-    steps = waiting_of_steps(program)
     inputs = {view: size for of_step in steps for view, size in of_step.inputs.items()}
     gradients = {view: size for of_step in steps for view, size in of_step.gradients.items()}
     return sum(inputs.values()) + sum(gradients.values())
 
 
-def waiting_of_steps(program: Program) -> list[Waiting]:
-    """Step by step, what waits for the gradients of its weights.
+def waiting_of_steps(program: Program, whole: Mapping[str, str]) -> list[Waiting]:
+    """Step by step, what waits for the gradients of its weights. whole: of `gradient_storages`.
 
     An input that several projections read waits once; one that is gathered waits ungathered, and is gathered again in
     `W`.
     """
     sources = {step.gather.target: step.gather.source for step in program.steps if isinstance(step, GatherEinsumStep)}
-    storages, whole, found = program.storages, gradient_storages(program), []
+    storages, found = program.storages, []
     for step in program.steps:
         inputs: dict[str, float] = {}
         gradients: dict[str, float] = {}

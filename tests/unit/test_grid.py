@@ -170,7 +170,7 @@ def test_larger_microbatches_are_the_smallest_scaled(name: str, shape: LocalShap
             assert (6 * of_one.kept_bytes, 6 * of_one.segment_bytes) == (of_six.kept_bytes, of_six.segment_bytes)
             assert 6 * of_one.again_bytes == of_six.again_bytes
             held, fixed = held_bytes(one.program, recompute), fixed_of_steps
-            working, tiles, forward, forward_tiles, gradients, _ = one.at_steps
+            working, tiles, forward, forward_tiles, gradients, *_ = one.at_steps
             held_again = replay_held_bytes(one.program, recompute)
             steps = zip(held, working, tiles, fixed, strict=True)
             most = max((6 * (kept + work - same) + same + tile for kept, work, tile, same in steps), default=0.0)

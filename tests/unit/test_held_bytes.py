@@ -20,7 +20,6 @@ from autoshard.graph.recompute import (
     replayed_activations,
     segments,
 )
-from autoshard.graph.weight_gradients import waiting_bytes
 from autoshard.layout.sharding import stage_program
 from autoshard.models.registry import load_model
 from autoshard.models.stage import dim_sizes, stage_graph
@@ -229,7 +228,7 @@ def test_one_gradient_of_two_branches_waits_once() -> None:
     model = MODELS["cohere"]
     hidden, ffn, kv = model.hidden_size, model.intermediate_size, model.num_key_value_heads * model.head_dim
     inputs, gradients = 2 * hidden + ffn, (hidden + 2 * kv) + 2 * ffn + hidden
-    assert waiting_bytes(program_of("cohere")) == 2 * (BATCH * SEQ * 2) * (inputs + gradients)
+    assert at_steps(program_of("cohere")).waiting_bytes == 2 * (BATCH * SEQ * 2) * (inputs + gradients)
 
 
 def test_what_waits_is_there_with_a_tile_of_scores() -> None:
