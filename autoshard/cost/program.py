@@ -4,8 +4,9 @@ they live."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import prod
 from operator import add
 from typing import Any, NamedTuple
@@ -126,34 +127,118 @@ class Fullest(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ProgramWork:
-    """The operators and collectives of each step of a program, whatever the device: counted once, priced as often as
-    need be. fullest: what decides `working_bytes`; fullest_waiting: the same with all that waits for gradients of
-    weights which are put off. at_steps: of each step. at_weights: places of the steps whose weights have most elements.
-    The other fields: as in Part."""
+    """The operators and collectives of each step of a program, whatever the device, and what it holds: each counted
+    once, when somebody asks, as bounds of seconds ask for no bytes. Fields that Part has are as there."""
 
     program: Program
-    operators: tuple[tuple[Operators, ...], ...]
-    forward: tuple[Issued, ...]
-    backward: tuple[Issued, ...]
-    fullest: Fullest
-    fullest_waiting: Fullest
-    parameters: Mapping[tuple[str, ...], int]
-    weights_waiting_bytes: float
-    matrices: Mapping[tuple[str, ...], int]
-    num_tensors: int
-    moments: Moments
-    at_steps: AtSteps
-    at_weights: Sequence[int]
-    quantized: Mapping[tuple[str, ...], int] = field(default_factory=dict)
-    frozen: int = 0
-    chunks_loss: bool = False
-    head_gradients: int = 0
     _recompute: dict[str, Recompute] = field(default_factory=dict)
+
+    @cached_property
+    def operators(self) -> tuple[tuple[Operators, ...], ...]:
+        """The operators of each step."""
+        program = self.program
+        return tuple(tuple(_operator(program, single) for single in operator_steps(step)) for step in program.steps)
+
+    @cached_property
+    def forward(self) -> tuple[Issued, ...]:
+        """Exactly the collectives that each step issues forward."""
+        return tuple(tuple(forward_collectives(self.program, step)) for step in self.program.steps)
+
+    @cached_property
+    def backward(self) -> tuple[Issued, ...]:
+        """Exactly the collectives that each step issues backward."""
+        return tuple(tuple(backward_collectives(self.program, step)) for step in self.program.steps)
+
+    @cached_property
+    def at_steps(self) -> AtSteps:
+        """Bytes at the backward of each step."""
+        return at_steps(self.program)
+
+    @cached_property
+    def _held_bytes(self) -> list[float]:
+        """Bytes that are held at the backward of each step, less those that are kept to the end."""
+        kept = sum(kept_activations(self.program, NO_RECOMPUTE).values())
+        return [of_step - kept for of_step in held_bytes(self.program, NO_RECOMPUTE)]
+
+    @cached_property
+    def _needed_bytes(self) -> list[float]:
+        """Bytes at the backward of each step, but for its tile and what is kept to the end."""
+        return [*map(add, self.at_steps.working, self._held_bytes)]
+
+    @cached_property
+    def fullest(self) -> Fullest:
+        """The step that decides `working_bytes`."""
+        return _fullest(self._needed_bytes, self.at_steps.tiles)
+
+    @cached_property
+    def fullest_waiting(self) -> Fullest:
+        """The fullest step with all that waits for gradients of weights which are put off."""
+        return _fullest([*map(add, self._needed_bytes, self.at_steps.put_off)], self.at_steps.tiles)
 
     @property
     def working_bytes(self) -> float:
         """Bytes that the fullest step of backward works with, as Part has them."""
         return self.fullest.bytes
+
+    @property
+    def weights_waiting_bytes(self) -> float:
+        return self.at_steps.waiting_bytes
+
+    @cached_property
+    def moments(self) -> Moments:
+        begins = [*map(add, self.at_steps.gradients, self._held_bytes)]
+        return moments(self.program, self._needed_bytes, self.at_steps.tiles, begins)
+
+    @cached_property
+    def _elements(self) -> Mapping[str, int]:
+        return parameter_elements(self.program)
+
+    @cached_property
+    def _learned(self) -> list[str]:
+        return [tensor.name for tensor in self.program.graph.learned()]
+
+    def _by_axes(self, names: Iterable[str]) -> dict[tuple[str, ...], int]:
+        """Elements of some weights by the axes over which their gradients are summed."""
+        counts: dict[tuple[str, ...], int] = {}
+        for name in names:
+            axes = self.program.gradient_sync.get(name, ())
+            counts[axes] = counts.get(axes, 0) + self._elements[name]
+        return counts
+
+    @cached_property
+    def parameters(self) -> Mapping[tuple[str, ...], int]:
+        return self._by_axes(self._learned)
+
+    @cached_property
+    def matrices(self) -> Mapping[tuple[str, ...], int]:
+        return self._by_axes(name for name in self._learned if name in self.program.graph.matrices)
+
+    @cached_property
+    def quantized(self) -> Mapping[tuple[str, ...], int]:
+        singles = (one for step in self.program.steps for one in operator_steps(step))
+        marked = {one.operator.inputs[1] for one in singles if operand_bytes(self.program, one) is not None}
+        return self._by_axes(name for name in self._learned if name in marked)
+
+    @property
+    def num_tensors(self) -> int:
+        return len(self._learned)
+
+    @cached_property
+    def at_weights(self) -> Sequence[int]:
+        """Places of the steps whose weights have most elements."""
+        return largest_operators(self.program, self._elements)
+
+    @cached_property
+    def frozen(self) -> int:
+        return _frozen_elements(self.program, self._elements)
+
+    @cached_property
+    def chunks_loss(self) -> bool:
+        return any(num_chunks(op) > 1 for op in self.program.graph.operators)
+
+    @cached_property
+    def head_gradients(self) -> int:
+        return _head_gradients(self.program, {name: self._elements[name] for name in self._learned})
 
     def recompute(self, name: str) -> Recompute:
         """The meaning of a named recompute set: its segments run forward again, up to where nothing more is needed.
@@ -281,52 +366,6 @@ def _is_graphed(op: Operator, graphs: str) -> bool:
     routes = op.module == "mlp_norm" or op.kind == "top_k_gate" or ("expert" in op.loop_dims and op.kind == "einsum")
     is_router = routes and "capacity" not in op.loop_dims
     return is_router or (graphs == "attention" and op.module in ("attention_norm", "attention"))
-
-
-def program_work(program: Program) -> ProgramWork:
-    """The work of a program: by step, the needs of its operators and exactly the collectives that it issues."""
-    every_step = at_steps(program)
-    at_work, tiles, *_ = every_step
-    kept = sum(kept_activations(program, NO_RECOMPUTE).values())
-    held = [of_step - kept for of_step in held_bytes(program, NO_RECOMPUTE)]
-    needed, begins = ([*map(add, beside, held)] for beside in (at_work, every_step.gradients))
-    with_waiting = [*map(add, needed, every_step.put_off)]
-    parameters: dict[tuple[str, ...], int] = {}
-    matrices: dict[tuple[str, ...], int] = {}
-    quantized: dict[tuple[str, ...], int] = {}
-    marked = {
-        one.operator.inputs[1]
-        for step in program.steps
-        for one in operator_steps(step)
-        if operand_bytes(program, one) is not None
-    }
-    elements = parameter_elements(program)
-    learned = [tensor.name for tensor in program.graph.learned()]
-    for name in learned:
-        count = elements[name]
-        axes = program.gradient_sync.get(name, ())
-        places = (parameters, *((matrices,) * (name in program.graph.matrices)), *((quantized,) * (name in marked)))
-        for counts in places:
-            counts[axes] = counts.get(axes, 0) + count
-    return ProgramWork(
-        program,
-        tuple(tuple(_operator(program, single) for single in operator_steps(step)) for step in program.steps),
-        tuple(tuple(forward_collectives(program, step)) for step in program.steps),
-        tuple(tuple(backward_collectives(program, step)) for step in program.steps),
-        _fullest(needed, tiles),
-        _fullest(with_waiting, tiles),
-        parameters,
-        every_step.waiting_bytes,
-        matrices,
-        len(learned),
-        moments(program, needed, tiles, begins),
-        every_step,
-        largest_operators(program, elements),
-        quantized,
-        _frozen_elements(program, elements),
-        any(num_chunks(op) > 1 for op in program.graph.operators),
-        _head_gradients(program, {name: elements[name] for name in learned}),
-    )
 
 
 def _fullest(needed: Sequence[float], tiles: Sequence[float]) -> Fullest:

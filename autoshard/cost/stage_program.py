@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from autoshard.cost.local_shape import LocalShape
-from autoshard.cost.program import ProgramWork, program_work
+from autoshard.cost.program import ProgramWork
 from autoshard.errors import AutoshardError
 from autoshard.graph.chunked_loss import with_chunked_loss
 from autoshard.graph.ir import Graph
@@ -175,7 +175,7 @@ def _stage_work(of: _StageAsSeen, keeps_gathered: bool, gathers_quantized: bool)
     program = _shape_program(of)
     if gathers_quantized:
         program = replace(program, gathers_quantized=True)
-    return program_work(with_gathered_kept(program) if keeps_gathered else program)
+    return ProgramWork(with_gathered_kept(program) if keeps_gathered else program)
 
 
 @lru_cache(maxsize=2048)

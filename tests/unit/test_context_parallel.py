@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from autoshard.cost.collectives import CollectiveLaw
-from autoshard.cost.program import price_program, program_work
+from autoshard.cost.program import ProgramWork, price_program
 from autoshard.cost.working_bytes import tile_bytes, working_bytes
 from autoshard.graph.count import backward_collectives, forward_collectives, loop_sizes, operator_work
 from autoshard.graph.operators import KINDS
@@ -119,7 +119,7 @@ def test_a_ring_hides_behind_the_attention_to_the_piece_at_hand() -> None:
     """3 hops of 4 pieces: three quarters of the attention run while something is on its way."""
     program, step = attention("zigzag_ring", 4)
     index = program.steps.index(step)
-    device, work = load_cluster("trn1.32xlarge", 1).device, program_work(program)
+    device, work = load_cluster("trn1.32xlarge", 1).device, ProgramWork(program)
     slow = price_program(work, device, "bfloat16", lambda *_: CollectiveLaw(1.0, 0.0)).steps[index].forward
     assert slow.context_parallel == pytest.approx(3 - slow.attention * 3 / 4)
     law = CollectiveLaw(slow.attention / 4, 0.0)

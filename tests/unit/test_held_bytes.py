@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from autoshard.cost.local_shape import LocalShape
-from autoshard.cost.program import program_work
+from autoshard.cost.program import ProgramWork
 from autoshard.cost.stage_program import shape_program
 from autoshard.cost.working_bytes import at_steps, working_bytes
 from autoshard.graph.count import saved_activations
@@ -79,7 +79,7 @@ def test_all_that_is_kept_is_there_first_and_all_that_runs_again_with_it(tp: int
 def test_the_fullest_step_of_each_set() -> None:
     """Kept, replayed and working bytes are, together, what is there at the fullest step."""
     program = program_of("llama")
-    work, at_work = program_work(program), at_steps(program)
+    work, at_work = ProgramWork(program), at_steps(program)
     for recompute in SETS:
         held = held_bytes(program, recompute)
         steps = map(sum, zip(held, at_work.working, at_work.tiles, strict=True))
@@ -102,7 +102,7 @@ def test_the_fullest_moment_may_be_forward_that_runs_again() -> None:
         for index, step in enumerate(program.steps)
         if isinstance(step, RedistributeStep) and step.source.endswith("experts.down_proj")
     )
-    work, steps = program_work(program), at_steps(program)
+    work, steps = ProgramWork(program), at_steps(program)
     assert steps.forward[back] == 3 * 160 * MIB + MIB
     held = held_bytes(program, FULL_RECOMPUTE)
     found = work.recompute(FULL_RECOMPUTE)
@@ -122,7 +122,7 @@ def test_forward_that_writes_scores_out_may_be_the_fullest_moment() -> None:
     program = shape_program(load_model("llama3-8b"), 4096, 1.25, "bfloat16", shape, True, (0,), first=False, last=False)
     names = [step.operator.name if isinstance(step, OperatorStep) else "" for step in program.steps]
     place = names.index("model.layers.0.self_attn.core_attention")
-    work, steps = program_work(program), at_steps(program)
+    work, steps = ProgramWork(program), at_steps(program)
     assert steps.forward[place] == 64 * MIB
     assert steps.forward_tiles[place] == (2 * 64 + 2 * 16) * MIB
     for recompute, gradients in ((NO_RECOMPUTE, 0), (FULL_RECOMPUTE, 32 + 2)):
@@ -138,7 +138,7 @@ def test_what_is_there_at_the_largest_weights() -> None:
     again by then, where it does; a whole block has, and holds there what it would have kept."""
     shape = LocalShape(tp=8, cp=1, ep=1, microbatch_size=1, sequence_parallel=True, attention_kernel="flash")
     program = shape_program(load_model("llama3-8b"), 4096, 1.25, "bfloat16", shape, True, (0,), first=False, last=False)
-    work = program_work(program)
+    work = ProgramWork(program)
     none, core, full = (work.recompute(name) for name in (NO_RECOMPUTE, "core_attention", FULL_RECOMPUTE))
     # gathered, the hidden activations have 32 MiB, the MLP's 14336 / 8 = 1792 numbers a token 14; of a rank's own
     # tokens they have 4. The input is gathered again, with its gradient, beside those of both outputs and that which
@@ -236,7 +236,7 @@ def test_what_waits_is_there_with_a_tile_of_scores() -> None:
     MiB, and the gradients of their outputs: 7 each of gate and up, 32 of down and of o_proj, whose ranks sum them."""
     shape = LocalShape(tp=16, cp=1, ep=1, microbatch_size=1, sequence_parallel=True, attention_kernel="plain")
     program = shape_program(load_model("llama3-8b"), 4096, 1.25, "bfloat16", shape, True, (0,), first=False, last=False)
-    work = program_work(program)
+    work = ProgramWork(program)
     for fullest in (work.fullest, work.fullest_waiting):
         assert fullest.place is not None
         step = program.steps[fullest.place]

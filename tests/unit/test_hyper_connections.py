@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from autoshard.cost.local_shape import hidden_bytes, local_shape
-from autoshard.cost.program import program_work
+from autoshard.cost.program import ProgramWork
 from autoshard.errors import AutoshardError
 from autoshard.files.codec import from_json, to_json
 from autoshard.graph.count import operator_steps, operator_work, parameter_elements
@@ -129,4 +129,4 @@ def test_a_table_of_experts_takes_the_room_of_fp32() -> None:
     found = program({})
     (table,) = (one for one in found.graph.parameters() if not one.differentiable)
     assert (table.name, table.element_bytes) == (f"{PREFIX}mlp.gate.tid2eid", 2)
-    assert program_work(found).frozen == 2 * parameter_elements(found)[table.name]
+    assert ProgramWork(found).frozen == 2 * parameter_elements(found)[table.name]

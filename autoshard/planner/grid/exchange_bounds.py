@@ -65,7 +65,7 @@ class Exchanged(NamedTuple):
 class Exchanges:
     """Collectives that blocks of local shapes without context parallelism would issue with it. units: the programs of
     each. attention_s: seconds of attention, (pass, kind, shape). counts: blocks of each kind. has_experts: which blocks
-    have experts that ranks share, (kind, shape). sets: recompute sets."""
+    have experts that ranks share, (kind, shape). sets: recompute sets; none where only seconds are asked for."""
 
     def __init__(
         self,
@@ -180,7 +180,7 @@ def _dispatched_of_one(units: Units, sets: tuple[str, ...]) -> Array:
         for view in (step.inputs[0] for step in steps if step.operator.kind == "dispatch"):
             both = any(view in step.inputs and is_projection(program.graph, step.operator) for step in steps)
             sizes[0] += program.local_bytes[view]
-            if both and view != program.tensor(view).name:
+            if sets and both and view != program.tensor(view).name:
                 sizes[1] += program.local_bytes[view]
                 sizes[2:] += kept_by_set(program, view, sets)
     return found

@@ -16,7 +16,6 @@ import numpy as np
 
 from autoshard.backends.rules import Draft, Problem
 from autoshard.cost.local_shape import LocalShape
-from autoshard.graph.recompute import NO_RECOMPUTE
 from autoshard.layout.context_parallel import CONTEXT_PARALLEL, UNUSED
 from autoshard.layout.mesh import AXIS_ORDER, replicas_of_experts, tensor_ranks_apart
 from autoshard.planner.grid.arrays import Array
@@ -105,7 +104,7 @@ def ways_at_least_s(problem: Problem, ways: Sequence[MeshDrafts]) -> WaysBounds:
     """The bounds of some ways to use a mesh, one or more."""
     sizes_of = _sizes(ways)
     shapes, shape_of = _local_shapes(ways, sizes_of, _near(problem))
-    parts, numbers = Parts(problem, shapes, (NO_RECOMPUTE,)), _numbers(ways)
+    parts, numbers = Parts(problem, shapes, None), _numbers(ways)
     is_moe, rows_of, several = problem.model.is_moe, dict[tuple[object, ...], Array](), list[Array]()
     for (_, way, _), sizes, of_sizes in zip(ways, sizes_of, shape_of, strict=True):
         usual = way.axis_order == AXIS_ORDER and is_moe

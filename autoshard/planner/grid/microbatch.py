@@ -51,13 +51,21 @@ class FullestColumns(NamedTuple):
     untiled: Array
 
 
+class BytesColumns(NamedTuple):
+    """Bytes of programs of one local shape, with an entry for each. working, working_waiting: of ProgramWork.fullest
+    and fullest_waiting. waiting_bytes: what waits for gradients of weights that are put off."""
+
+    working: FullestColumns
+    working_waiting: FullestColumns
+    waiting_bytes: Array
+
+
 class UnitColumns(NamedTuple):
     """Programs of one local shape as arrays, their steps counted through.
 
     first_step: of each program, and the number of all steps. operators: (operator, field of OperatorNeeds), its kind as
     a number; for each operator also step: in which it runs; fixed_bytes: of what it moves; put_off: the share of its
-    backward that a schedule may put off. working, working_waiting: of each program, of ProgramWork.fullest and
-    fullest_waiting. waiting_bytes: of each program.
+    backward that a schedule may put off.
     """
 
     first_step: tuple[int, ...]
@@ -67,9 +75,6 @@ class UnitColumns(NamedTuple):
     put_off: Array
     forward: SentColumns
     backward: SentColumns
-    working: FullestColumns
-    working_waiting: FullestColumns
-    waiting_bytes: Array
 
     def needs(self, sequences: Array) -> Array:
         """The needs of each operator, (microbatch, operator, field). sequences: (microbatch,)."""
@@ -111,6 +116,12 @@ def unit_columns(works: Sequence[ProgramWork]) -> UnitColumns:
         np.array([asked.put_off for *_, asked in operators], dtype=float),
         _sent([issued for work in works for issued in work.forward], of_tokens),
         _sent([issued for work in works for issued in work.backward], of_tokens),
+    )
+
+
+def bytes_columns(works: Sequence[ProgramWork]) -> BytesColumns:
+    """The bytes of some programs. works: for one sequence a microbatch."""
+    return BytesColumns(
         _fullest_columns([_by_growth(work.program, work.fullest) for work in works]),
         _fullest_columns([_by_growth(work.program, work.fullest_waiting) for work in works]),
         np.array([work.weights_waiting_bytes for work in works], dtype=float),

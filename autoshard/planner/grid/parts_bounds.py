@@ -23,6 +23,7 @@ from autoshard.cost.travelling_bytes import FEW_BLOCKS
 from autoshard.cost.zero_sharding import gathered_difference_bytes
 from autoshard.graph.count import parameter_elements
 from autoshard.graph.partition import Program
+from autoshard.graph.recompute import NO_RECOMPUTE
 from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.best_laws import best_laws, stage_laws_at_best
 from autoshard.planner.grid.blocks_bytes import ROUNDING, held_least
@@ -100,10 +101,12 @@ class Rows:
 class Parts:
     """Blocks and ends of local shapes under each recompute set, whatever the order of axes."""
 
-    def __init__(self, problem: Problem, shapes: list[LocalShape], sets: tuple[str, ...]):
+    def __init__(self, problem: Problem, shapes: list[LocalShape], sets: tuple[str, ...] | None):
+        """sets: None where nothing is recomputed and nobody asks what fits."""
         self._problem, model = problem, problem.model
+        in_memory, sets = sets is not None, sets or (NO_RECOMPUTE,)
         laws = lru_cache(maxsize=None)(lambda shape: stage_laws_at_best(problem, shape))
-        numbers = part_numbers(problem, shapes, sets, laws=laws, more=ATTENTION)
+        numbers = part_numbers(problem, shapes, sets, laws=laws, more=ATTENTION, in_memory=in_memory)
         columns = as_columns(problem, shapes, numbers[..., : -len(ATTENTION)])
         self._counts = problem.blocks.counts
         self._accumulation_s = accumulation_s_per_parameter(problem.training.precision, problem.cluster.device)
@@ -116,7 +119,8 @@ class Parts:
         self._exchange_tokens = np.array([not model.is_moe or dict(one.placement)["size"] > 1 for one in shapes])
         spread = np.array([shape.ep > 1 and shape.etp is None for shape in shapes])
         has_experts = (self._matrices[1, : len(blocks)] > 0) & spread
-        self._exchanges = Exchanges(problem, shapes, units, attention_s, self._counts, has_experts, sets)
+        kept_by = sets if in_memory else ()
+        self._exchanges = Exchanges(problem, shapes, units, attention_s, self._counts, has_experts, kept_by)
 
         def by_set(column: Array) -> Array:
             return column.reshape(len(shapes), len(sets))
@@ -127,22 +131,27 @@ class Parts:
         self._forward_s, self._backward_s = by_set(block.forward_s)[:, 0], by_set(block.backward_s)
         back_s = np.stack([by_set(one.backward_s) for one in columns.blocks])
         self._more_s = back_s - back_s.min(2, keepdims=True)
-        self._kept_bytes, self._replay_bytes = (
-            np.stack([by_set(getattr(one, name)) for one in columns.blocks]) for name in ("kept_bytes", "replay_bytes")
-        )
-        self._kept_with_cp_bytes = self._kept_bytes - self._exchanges.dispatched.shared
-        self._waiting_bytes = np.stack([by_set(one.weights_waiting_bytes)[:, 0] for one in columns.blocks])
-        self._waiting_with_cp_bytes = self._waiting_bytes - self._exchanges.dispatched.waiting
-        self._working_bytes = np.stack([by_set(one.working_bytes)[:, 0] for one in columns.blocks])
         ends = [columns.ends(slice(None), together) for together in (False, True)]
         self._put_off_s = [by_set(one.weight_gradients_s).max(1) for one in (block, *ends[0])]
         self._ends_s = np.array([[by_set(end.forward_s + end.backward_s).min(1) for end in both] for both in ends])
-        self._ends_held_bytes = np.array(
-            [[by_set(getattr(end, name)).min(1) for end in ends[0]] for name in ("kept_bytes", "weights_waiting_bytes")]
-        )
-        self._ends_bytes = np.array(
-            [[by_set(end.kept_bytes + end.working_bytes).min(1) for end in both] for both in ends]
-        )
+        if in_memory:
+            self._kept_bytes, self._replay_bytes = (
+                np.stack([by_set(getattr(one, name)) for one in columns.blocks])
+                for name in ("kept_bytes", "replay_bytes")
+            )
+            self._kept_with_cp_bytes = self._kept_bytes - self._exchanges.dispatched.shared
+            self._waiting_bytes = np.stack([by_set(one.weights_waiting_bytes)[:, 0] for one in columns.blocks])
+            self._waiting_with_cp_bytes = self._waiting_bytes - self._exchanges.dispatched.waiting
+            self._working_bytes = np.stack([by_set(one.working_bytes)[:, 0] for one in columns.blocks])
+            self._ends_held_bytes = np.array(
+                [
+                    [by_set(getattr(end, name)).min(1) for end in ends[0]]
+                    for name in ("kept_bytes", "weights_waiting_bytes")
+                ]
+            )
+            self._ends_bytes = np.array(
+                [[by_set(end.kept_bytes + end.working_bytes).min(1) for end in both] for both in ends]
+            )
 
     def steps_s(self, family: Family, rows: Rows) -> Array:
         """Seconds of a step, by row, as if memory had no limit."""

@@ -26,7 +26,13 @@ from autoshard.graph.count import QUANTIZED
 from autoshard.graph.partition import Program
 from autoshard.graph.recompute import NO_RECOMPUTE, Change, Pattern, is_recomputed, recomputing
 from autoshard.planner.grid.arrays import Array
-from autoshard.planner.grid.microbatch import UnitColumns, fixed_bytes_of, unit_columns
+from autoshard.planner.grid.microbatch import (
+    BytesColumns,
+    UnitColumns,
+    bytes_columns,
+    fixed_bytes_of,
+    unit_columns,
+)
 from autoshard.planner.grid.steps import Asked, priced_steps
 from autoshard.rows import mean, pieces, shares
 from autoshard.spec.cluster import Device
@@ -123,6 +129,11 @@ class Programs:
         """The arrays of `works`."""
         return unit_columns(self.works)
 
+    @cached_property
+    def bytes(self) -> BytesColumns:
+        """The bytes of `works`."""
+        return bytes_columns(self.works)
+
 
 @dataclass(frozen=True, eq=False)
 class Units:
@@ -201,10 +212,12 @@ def part_numbers(
     device: Device | None = None,
     laws: Callable[[LocalShape], LawOf] | None = None,
     more: tuple[str, ...] = (),
+    in_memory: bool = True,
 ) -> Array:
     """Seconds and bytes, (shape, set, part, field of PartColumns and then those of `more`). The parts are PARTS, then
     blocks of other kinds than the first. device, laws: the cluster's, unless given. more: other fields of
-    cost.part.Part, such as "forward.attention"."""
+    cost.part.Part, such as "forward.attention". in_memory: whether bytes are counted, which takes about as long as
+    seconds do; else they are 0."""
     several, law_of = alike_but_for_size(shapes), laws or partial(stage_law, problem)
     every = [unit_programs(problem, shape) for shape, _ in several]
     opening = every[0].block.program.graph.operators[0]  # of every local shape
@@ -226,7 +239,11 @@ def part_numbers(
         backward_s = np.stack([np.broadcast_to(column, starts[-1]) for column in back])
         of_shapes += [
             _sums(
-                shape.sequences, forward_s[:, start:stop], backward_s[:, start:stop], _sets_columns(programs, recompute)
+                shape.sequences,
+                forward_s[:, start:stop],
+                backward_s[:, start:stop],
+                _sets_columns(programs, recompute),
+                _sets_bytes(programs, recompute) if in_memory else None,
             )
             for programs, shape, start, stop in zip(units[some], asked[some], starts, starts[1:], strict=False)
         ]
@@ -249,7 +266,9 @@ def stage_law(problem: Problem, shape: LocalShape) -> LawOf:
 
 
 BY_SET = 8
-"""Kinds of bytes in SetColumns that differ by set."""
+"""Kinds of bytes in SetBytes that differ by set."""
+BY_PROGRAM = 5
+"""Other kinds."""
 FULLEST, FORWARD = 4, 6
 """Of these, the places of what is there at the fullest step of backward and of forward, with a tile of scores."""
 
@@ -258,25 +277,41 @@ class SetColumns(NamedTuple):
     """Effects of recompute sets on the n programs of one local shape, for one sequence a microbatch.
 
     begins: (n,), the first step of each program among those of all. repeats: of each program with blocks, (step, set),
-    1 where it repeats the step under the set. slope_bytes: what one sequence more adds to the bytes that programs keep,
-    that their largest segment saves and that all do, that are there where the operator with the largest weights runs
-    backward, at the fullest step of backward and at that of forward, of both with a tile of scores and without,
-    (n x set,) each, that wait for gradients of weights and that they work with, with a tile and without, (n,) each.
-    fixed_bytes: what is there without any.
+    1 where it repeats the step under the set.
     """
 
     begins: Array
     repeats: tuple[Array, ...]
+
+
+class SetBytes(NamedTuple):
+    """Bytes of the n programs of one local shape under recompute sets, for one sequence a microbatch.
+
+    slope_bytes: what one sequence more adds to the bytes that programs keep, that their largest segment saves and that
+    all do, that are there where the operator with the largest weights runs backward, at the fullest step of backward
+    and at that of forward, of both with a tile of scores and without, (n x set,) each, that they work with, with what
+    waits for gradients of weights too, of both with a tile and without, and that wait for these, (n,) each.
+    fixed_bytes: what is there without any.
+    """
+
     slope_bytes: Array
     fixed_bytes: Array
 
 
 @lru_cache(maxsize=2048)
 def _sets_columns(programs: Programs, recompute: tuple[str, ...]) -> SetColumns:
-    works, columns, recomputed = programs.works, programs.columns, len(programs.with_blocks)
+    steps = [len(work.program.steps) for work in programs.works]
+    begins = np.array([0, *accumulate(steps[:-1])])
+    if recompute == (NO_RECOMPUTE,):
+        return SetColumns(begins, tuple(np.zeros((count, 1)) for count in steps[: len(programs.with_blocks)]))
+    known = (recomputing(work.program) for work in programs.with_blocks)
+    return SetColumns(begins, tuple(_set_places(pattern, recompute).in_sums for pattern, _ in known))
+
+
+@lru_cache(maxsize=2048)
+def _sets_bytes(programs: Programs, recompute: tuple[str, ...]) -> SetBytes:
+    works, columns, recomputed = programs.works, programs.bytes, len(programs.with_blocks)
     known = [recomputing(work.program) for work in works]
-    begins = np.array([0, *accumulate(len(pattern.steps) for pattern, _ in known[:-1])])
-    repeats = tuple(_set_places(pattern, recompute).in_sums for pattern, _ in known[:recomputed])
     by_set, fixed_by_set = np.zeros((2, BY_SET, len(works), len(recompute)))
     kept_bytes, segment_bytes, again_bytes, at_weights_bytes, *fullest_of = by_set
     fullest_bytes, untiled_bytes, forward_bytes, untiled_forward_bytes = fullest_of
@@ -311,7 +346,7 @@ def _sets_columns(programs: Programs, recompute: tuple[str, ...]) -> SetColumns:
         slopes += columns_of.growing, columns_of.untiled
         fixed += columns_of.fixed, none
     slope_bytes, fixed_bytes = np.concatenate([*slopes, columns.waiting_bytes]), np.concatenate([*fixed, none])
-    return SetColumns(begins, repeats, slope_bytes, fixed_bytes)
+    return SetBytes(slope_bytes, fixed_bytes)
 
 
 def kept_by_set(program: Program, view: str, recompute: tuple[str, ...]) -> Array:
@@ -404,7 +439,7 @@ class _Sums(NamedTuple):
 
     forward_s, backward_s: (microbatch, n, 5) of Seconds.values, and (microbatch, n, 6), with what may be put off.
     again_s: of forward, what each of the r programs with blocks repeats, (microbatch, r, set, 5). bytes: as
-    SetColumns.slope_bytes.
+    SetBytes.slope_bytes.
     """
 
     forward_s: Array
@@ -413,8 +448,9 @@ class _Sums(NamedTuple):
     bytes: Array
 
 
-def _sums(sequences: Array, forward_s: Array, backward_s: Array, sets: SetColumns) -> _Sums:
-    """Numbers of one local shape. forward_s, backward_s: by step, (5, size x step) and (6, size x step)."""
+def _sums(sequences: Array, forward_s: Array, backward_s: Array, sets: SetColumns, of_bytes: SetBytes | None) -> _Sums:
+    """Numbers of one local shape. forward_s, backward_s: by step, (5, size x step) and (6, size x step). of_bytes:
+    None where all bytes are 0."""
     sizes = len(sequences)
     of_steps, of_steps_back = (seconds.reshape(len(seconds), sizes, -1) for seconds in (forward_s, backward_s))
     forward_s, backward_s = (
@@ -426,7 +462,10 @@ def _sums(sequences: Array, forward_s: Array, backward_s: Array, sets: SetColumn
         for begin, repeats in zip(sets.begins.tolist(), sets.repeats, strict=False)
     ]
     of_sets = np.stack(again_s, 1).transpose(2, 1, 3, 0)
-    return _Sums(forward_s, backward_s, of_sets, sets.fixed_bytes + sequences[:, None] * sets.slope_bytes)
+    if of_bytes is None:
+        programs, count = len(sets.begins), of_sets.shape[2]
+        return _Sums(forward_s, backward_s, of_sets, np.zeros((sizes, programs * (BY_SET * count + BY_PROGRAM))))
+    return _Sums(forward_s, backward_s, of_sets, of_bytes.fixed_bytes + sequences[:, None] * of_bytes.slope_bytes)
 
 
 def _parts(sums: _Sums, sets: int, kinds: int, opens: Array, has_first: bool) -> list[Part | None]:
@@ -437,7 +476,7 @@ def _parts(sums: _Sums, sets: int, kinds: int, opens: Array, has_first: bool) ->
     by_set, by_program = np.split(sums.bytes, [BY_SET * programs * sets], axis=1)
     of_sets = by_set.reshape(-1, BY_SET, programs, sets).transpose(1, 2, 0, 3)
     kept_bytes, segment_bytes, again_bytes, at_weights_bytes, *fullest_bytes = of_sets
-    *fullest, waiting_bytes = by_program.reshape(-1, 5, programs, 1).transpose(1, 2, 0, 3)
+    *fullest, waiting_bytes = by_program.reshape(-1, BY_PROGRAM, programs, 1).transpose(1, 2, 0, 3)
     working_bytes, working_waiting_bytes = (np.maximum(*fullest[place : place + 2]) for place in (0, 2))
     replay_bytes = np.maximum(0.0, reduce(np.maximum, fullest_bytes) - kept_bytes - working_bytes)
     forward_s, backward_s = (seconds.transpose(2, 1, 0)[..., None] for seconds in (sums.forward_s, sums.backward_s))
