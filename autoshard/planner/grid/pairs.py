@@ -26,11 +26,11 @@ from autoshard.rows import pieces
 
 FIRST, MORE = 1024, 2
 """So many pairs are looked at at first, then up to so many times as many as before."""
-LEAST = 64
+LEAST = 128
 """So many of one family are looked at together, if one is: fewer take hardly less time."""
-MOST_IN_VAIN = 8
-"""So many times LEAST are priced in vain to find the one that needs least. Without a limit it were 95 times, and a
-third of a search, on a problem where none of them did."""
+NEAREST, MOST_IN_VAIN = 64, 8
+"""So many are priced at once to find the one that needs least, and so many times in vain. Without a limit it were 95
+times, and a third of a search, on a problem where none of them did."""
 
 
 def pairs_at_least_s(whole: Whole) -> Array:
@@ -174,7 +174,7 @@ class Pairs:
         least_bytes, in_vain = known_bytes(), 0
         while self.too_large[2] < least_bytes and in_vain < MOST_IN_VAIN:
             every = np.concatenate([one.needed_bytes for one in self._too_large])
-            count = min(LEAST, len(every))
+            count = min(NEAREST, len(every))
             most_bytes = np.partition(every, count - 1)[count - 1]
             for place, (whole, numbers, needed_bytes) in enumerate(self._too_large):
                 near = needed_bytes <= most_bytes
