@@ -30,7 +30,15 @@ from autoshard.planner.grid.blocks_bytes import ROUNDING, held_least
 from autoshard.planner.grid.exchange_bounds import ATTENTION, Exchanges
 from autoshard.planner.grid.least_memory import Memory, PartsBytes, least_memory
 from autoshard.planner.grid.price import Family
-from autoshard.planner.grid.unit_costs import PARTS, Units, as_columns, mean_columns, part_numbers, programs_of
+from autoshard.planner.grid.unit_costs import (
+    PARTS,
+    StageColumns,
+    Units,
+    as_columns,
+    mean_columns,
+    part_numbers,
+    programs_of,
+)
 from autoshard.planner.grid.work_bounds import by_work_at_least_s
 from autoshard.planner.layouts import state_dtypes_bytes
 from autoshard.spec.training import DTYPE_BYTES
@@ -135,23 +143,24 @@ class Parts:
         self._put_off_s = [by_set(one.weight_gradients_s).max(1) for one in (block, *ends[0])]
         self._ends_s = np.array([[by_set(end.forward_s + end.backward_s).min(1) for end in both] for both in ends])
         if in_memory:
-            self._kept_bytes, self._replay_bytes = (
-                np.stack([by_set(getattr(one, name)) for one in columns.blocks])
-                for name in ("kept_bytes", "replay_bytes")
-            )
-            self._kept_with_cp_bytes = self._kept_bytes - self._exchanges.dispatched.shared
-            self._waiting_bytes = np.stack([by_set(one.weights_waiting_bytes)[:, 0] for one in columns.blocks])
-            self._waiting_with_cp_bytes = self._waiting_bytes - self._exchanges.dispatched.waiting
-            self._working_bytes = np.stack([by_set(one.working_bytes)[:, 0] for one in columns.blocks])
-            self._ends_held_bytes = np.array(
-                [
-                    [by_set(getattr(end, name)).min(1) for end in ends[0]]
-                    for name in ("kept_bytes", "weights_waiting_bytes")
-                ]
-            )
-            self._ends_bytes = np.array(
-                [[by_set(end.kept_bytes + end.working_bytes).min(1) for end in both] for both in ends]
-            )
+            self._count_bytes(columns, by_set)
+
+    def _count_bytes(self, columns: StageColumns, by_set: Callable[[Array], Array]) -> None:
+        """Count all that `fitted` asks of memory. by_set: makes (shape, set) of a column."""
+        ends = [columns.ends(slice(None), together) for together in (False, True)]
+        self._kept_bytes, self._replay_bytes = (
+            np.stack([by_set(getattr(one, name)) for one in columns.blocks]) for name in ("kept_bytes", "replay_bytes")
+        )
+        self._kept_with_cp_bytes = self._kept_bytes - self._exchanges.dispatched.shared
+        self._waiting_bytes = np.stack([by_set(one.weights_waiting_bytes)[:, 0] for one in columns.blocks])
+        self._waiting_with_cp_bytes = self._waiting_bytes - self._exchanges.dispatched.waiting
+        self._working_bytes = np.stack([by_set(one.working_bytes)[:, 0] for one in columns.blocks])
+        self._ends_held_bytes = np.array(
+            [[by_set(getattr(end, name)).min(1) for end in ends[0]] for name in ("kept_bytes", "weights_waiting_bytes")]
+        )
+        self._ends_bytes = np.array(
+            [[by_set(end.kept_bytes + end.working_bytes).min(1) for end in both] for both in ends]
+        )
 
     def steps_s(self, family: Family, rows: Rows) -> Array:
         """Seconds of a step, by row, as if memory had no limit."""

@@ -268,7 +268,7 @@ def stage_law(problem: Problem, shape: LocalShape) -> LawOf:
 BY_SET = 8
 """Kinds of bytes in SetBytes that differ by set."""
 BY_PROGRAM = 5
-"""Other kinds."""
+"""Kinds that do not."""
 FULLEST, FORWARD = 4, 6
 """Of these, the places of what is there at the fullest step of backward and of forward, with a tile of scores."""
 
@@ -302,7 +302,7 @@ class SetBytes(NamedTuple):
 def _sets_columns(programs: Programs, recompute: tuple[str, ...]) -> SetColumns:
     steps = [len(work.program.steps) for work in programs.works]
     begins = np.array([0, *accumulate(steps[:-1])])
-    if recompute == (NO_RECOMPUTE,):
+    if recompute == (NO_RECOMPUTE,):  # what steps save need not be known
         return SetColumns(begins, tuple(np.zeros((count, 1)) for count in steps[: len(programs.with_blocks)]))
     known = (recomputing(work.program) for work in programs.with_blocks)
     return SetColumns(begins, tuple(_set_places(pattern, recompute).in_sums for pattern, _ in known))
