@@ -30,8 +30,8 @@ _UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 @contextmanager
 def directory_lock(directory: Path, option: str = "checkpoint_dir") -> Iterator[None]:
-    """Hold the lock of a folder while the context lasts; the folder is made if need be, and removed again where an
-    error leaves nothing else in it. option: names it in errors.
+    """Hold the lock of a folder while the context lasts; the folder is made if need be, and then removed again where
+    nothing else is in it at the end, as when a run fails before it saves. option: names it in errors.
 
     On one machine the kernel knows who holds the file and lets go when that process ends, however it ended. Another
     machine's holder is known by its heartbeat, the age of which is measured by the file system's clock alone; a lock
@@ -54,17 +54,15 @@ def directory_lock(directory: Path, option: str = "checkpoint_dir") -> Iterator[
         _write(descriptor, me, directory, option)
         beat = threading.Thread(target=_beat, args=(descriptor, stop), daemon=True, name="checkpoint-lock")
         beat.start()
-        failed = True
         try:
             yield
-            failed = False
         finally:
             stop.set()
             beat.join()
             with contextlib.suppress(OSError):  # a full disk: an old heartbeat tells the same
                 if os.pread(descriptor, 4096, 0) == me.encode():  # else another machine took it over
                     os.ftruncate(descriptor, 0)
-                    if failed and made:
+                    if made:
                         _remove_if_unused(path, made)
     finally:
         os.close(descriptor)

@@ -227,7 +227,8 @@ def torchrun(folder: Path, processes: int, *job: str) -> subprocess.CompletedPro
 @pytest.mark.parametrize(("blow", "expected"), [("kill a rank", 1), ("Ctrl-C", 130)])
 def test_a_blow_ends_every_process_with_one_message(tmp_path: Path, blow: str, expected: int) -> None:
     plan_of_four(tmp_path)
-    command = [sys.executable, "-m", "autoshard", "run", "plan.json", "--steps", "100000", "--wandb"]
+    endless = ("--steps", "100000", "--checkpoint-every", "100000")
+    command = [sys.executable, "-m", "autoshard", "run", "plan.json", *endless, "--wandb"]
     environment = offline(tmp_path)
     with by_default(signal.SIGINT):
         process = subprocess.Popen(
@@ -251,6 +252,7 @@ def test_a_blow_ends_every_process_with_one_message(tmp_path: Path, blow: str, e
     assert not alive
     (log,) = tmp_path.glob("runs/tiny*/wandb/offline-run-*/*.wandb")
     assert [one.exit.exit_code for one in wandb_records(log) if one.HasField("exit")] == [expected]
+    assert not (tmp_path / "runs" / "checkpoints").exists()  # a folder with a lock alone
 
 
 def wandb_records(log: Path) -> Iterator[Any]:

@@ -508,6 +508,8 @@ def test_folders_made_for_what_fails_are_removed_with_the_lock(tmp_path: Path) -
     assert found == ["before/lock", "runs/two/lock", "runs/two/log"] and not (tmp_path / "runs/one").exists()
     with pytest.raises(ValueError, match="oh"):
         fails(tmp_path / "all" / "new")
+    with directory_lock(tmp_path / "all" / "new"):  # as of a run whose failure is an exit code
+        assert (tmp_path / "all" / "new" / "lock").exists()
     assert not (tmp_path / "all").exists()
 
 
