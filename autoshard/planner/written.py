@@ -52,6 +52,10 @@ NOT_SHARDED = (
     "{copies} replicas of dp={copies} leave one rank to shard over, which shards nothing: read as DDP (zero=0)"
 )
 OWN_CUT = "so {framework} cuts the {blocks} blocks by the file; autoshard score prices that"
+PERHAPS = (
+    "{file}: {blocks} blocks and no vocabulary are said, and {model}, which has the other sizes, has {own}: --model "
+    "{model} takes it with {blocks}, --model CONFIG.json another one"
+)
 UNEVEN = "each got what the busiest rank's get by --expert-imbalance"
 
 
@@ -260,6 +264,9 @@ def _model_of(file: str, written: WrittenLayout, options: dict[str, Any]) -> tup
         return read_config(said.config), (f"model from {shown(said.config)}, which {file} names",)
     models = models_with(said)
     if len(models) == 1:
+        own, blocks = models[0].num_hidden_layers, said.wanted.get("num_hidden_layers")
+        if said.config is None and "vocab_size" not in said.wanted and blocks not in (None, own):
+            raise AutoshardError(PERHAPS.format(file=file, model=models[0].name, own=own, blocks=blocks))
         options["model"] = models[0].name
         if said.config is None:
             return None, said.notes

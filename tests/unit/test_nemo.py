@@ -347,6 +347,13 @@ def test_what_may_matter_is_listed(changes: dict[str, Any], listed: object) -> N
             {"tokenizer": {"type": "mine"}, "hidden_size": 4096},
             "it does not say its model's vocab_size; --model CONFIG.json does",
         ),
+        (
+            {"tokenizer": {"type": "mine"}, "num_layers": 40},
+            (
+                "40 blocks and no vocabulary are said, and llama2-70b, which has the other sizes, has 80: --model "
+                "llama2-70b takes it with 40, --model CONFIG.json another one"
+            ),
+        ),
     ],
 )
 def test_errors(changes: dict[str, Any], text: str) -> None:
