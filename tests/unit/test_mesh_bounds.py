@@ -277,6 +277,15 @@ SETS = ("none", "mlp", "attention_norm+attention+core_attention+mlp_norm", "full
             {"tp": 4, "pp": 2, "dp": 8, "cp": 4, "ep": 8, "microbatch_size": 2, "schedule": "zero_bubble"}
             | {"attention_kernel": "flash", "stage_layers": (13, 15), "sets": ("core_attention",)},
         ),
+        # the gradient of what a shared expert reads is added to the hidden state's before that of the other experts
+        (
+            "qwen2-57b-a14b",
+            "h100-80gb",
+            64,
+            8192,
+            {"tp": 16, "pp": 2, "dp": 4, "cp": 4, "ep": 16, "num_virtual_stages": 2, "schedule": "interleaved"}
+            | {"sequence_parallel": False, "zero": 0, "sets": ("core_attention",)},
+        ),
         # each rank of a sequence has its piece of what is added to experts' answers
         (
             "gpt-oss-120b",

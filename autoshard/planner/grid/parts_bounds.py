@@ -155,6 +155,7 @@ class Parts:
         self._waiting_bytes = np.stack([by_set(one.weights_waiting_bytes)[:, 0] for one in columns.blocks])
         self._waiting_with_cp_bytes = self._waiting_bytes - self._exchanges.dispatched.waiting
         self._working_bytes = np.stack([by_set(one.working_bytes)[:, 0] for one in columns.blocks])
+        self._working_with_cp_bytes = self._working_bytes - self._exchanges.dispatched.waiting
         self._ends_held_bytes = np.array(
             [[by_set(getattr(end, name)).min(1) for end in ends[0]] for name in ("kept_bytes", "weights_waiting_bytes")]
         )
@@ -342,9 +343,11 @@ class Parts:
 
     def _working(self, rows: Rows) -> Array:
         """Bytes that a block of each kind works with, at least, (kind, row). Experts that only ranks of one sequence
-        share exchange no tokens, which is what a block works with most."""
-        exchanges = (rows.cp == 1) | self._exchange_tokens[rows.shape]
-        return np.where(exchanges, self._working_bytes[:, rows.shape] / rows.cp, 0.0)
+        share exchange no tokens, which is what a block works with most. With context parallelism the gradient of what
+        the block's other products read is added to the hidden state's before theirs."""
+        alone, exchanges = rows.cp == 1, self._exchange_tokens[rows.shape]
+        several = np.where(exchanges, np.maximum(self._working_with_cp_bytes[:, rows.shape], 0.0) / rows.cp, 0.0)
+        return np.where(alone, self._working_bytes[:, rows.shape], several)
 
     def _of_each(self, rows: Rows) -> Array:
         """Bytes of weights, sums and optimizer state of one parameter, at least: (whose it is, row)."""
