@@ -27,6 +27,7 @@ from autoshard.audits.values import PEAK_MEMORY
 from autoshard.backends.rules import check_strategy
 from autoshard.cost.estimate import estimate
 from autoshard.errors import AutoshardError
+from autoshard.graph.partition import Choice
 from autoshard.graph.recompute import BLOCK_MODULES
 from autoshard.graph.redistribute import NoTransition
 from autoshard.layout.context_parallel import CONTEXT_PARALLEL, UNUSED
@@ -122,10 +123,14 @@ def with_drawn_operators(draw: Random, plan: Plan) -> Plan:
     where these choices are no plan."""
     graph, strategy = plan.graph(plan.model.kinds, True, True), plan.strategy
     operators, share = dict(plan.operators), draw.random()
+    options: dict[str, list[Choice]] = {}  # that blocks of every kind have
     for op in graph.operators:
-        options = operator_options(graph, op, plan.mesh.stage_axes, plan.backend, strategy.sequence_parallel)
-        if options and draw.random() < share:
-            operators[template_of(op.name)] = draw.choice(options)
+        name = template_of(op.name)
+        own = operator_options(graph, op, plan.mesh.stage_axes, plan.backend, strategy.sequence_parallel)
+        options[name] = [one for one in options.get(name, own) if one in own]
+    for name, known in options.items():
+        if known and draw.random() < share:
+            operators[name] = draw.choice(known)
     try:
         return plan_from_dict(plan_to_dict(priced(replace(plan, operators=operators))))
     except (AutoshardError, NoTransition):

@@ -194,12 +194,20 @@ def made_by() -> str:
     return f"autoshard {autoshard.__version__}"
 
 
-def operator_templates(model: ModelSpec, training: TrainingSpec, strategy: Strategy) -> dict[str, Operator]:
-    """One operator for each template, in the order of the model."""
+def operators_of_templates(model: ModelSpec, training: TrainingSpec, strategy: Strategy) -> dict[str, list[Operator]]:
+    """The operators of each template, in the order of the model: one of each kind of block that has it."""
     graph = stage_graph(model, dim_sizes(model, 1, 1), model.kinds, True, True, strategy.attention_kernel)
     graph = with_context_parallel(graph, strategy.context_parallel, strategy.cp)
     graph = with_chunked_loss(graph, training.loss_chunks)
-    return {template_of(op.name): op for op in graph.operators}
+    found: dict[str, list[Operator]] = {}
+    for op in graph.operators:
+        found.setdefault(template_of(op.name), []).append(op)
+    return found
+
+
+def operator_templates(model: ModelSpec, training: TrainingSpec, strategy: Strategy) -> dict[str, Operator]:
+    """One operator for each template, in the order of the model."""
+    return {name: ops[-1] for name, ops in operators_of_templates(model, training, strategy).items()}
 
 
 def operator_choices(

@@ -21,7 +21,7 @@ from autoshard.graph.redistribute import NoTransition
 from autoshard.layout.buckets import held_apart
 from autoshard.layout.sharding import legal_values
 from autoshard.layout.strategy import Strategy, read_strategy
-from autoshard.plans.plan import Plan, SearchSummary, made_by, operator_choices, operator_templates
+from autoshard.plans.plan import Plan, SearchSummary, made_by, operator_choices, operators_of_templates
 from autoshard.plans.plan_json import DIGEST, FORMAT_VERSION, SECTIONS, UNDIGESTED_VERSION, digest, plan_to_dict
 from autoshard.plans.prices import is_cheap, other_prices, priced
 from autoshard.plans.search_result import Candidate, Pins
@@ -231,18 +231,20 @@ def _strategy(
 def _operators(
     data: object, model: ModelSpec, training: TrainingSpec, cluster: Cluster, strategy: Strategy, backend: str
 ) -> dict[str, Choice]:
-    """The choices in the file as far as each is one that its operator has; the rest of a plan is derived from them.
+    """The choices in the file as far as each is one that its operators have, in blocks of every kind; the rest of a
+    plan is derived from them.
 
     What is missing or of another form is taken from the rule, so that comparing tells of it.
     """
     choices = operator_choices(model, training, cluster, strategy)
-    for name, op in operator_templates(model, training, strategy).items():
+    for name, operators in operators_of_templates(model, training, strategy).items():
         entry = data.get(name) if isinstance(data, dict) else None
         choice = entry.get("choice") if isinstance(entry, dict) else None
         if not isinstance(choice, dict) or set(choice) != set(choices[name]):
             continue
         for axis in choices[name]:
-            known = legal_values(op, axis, choices[name], BACKENDS[backend].solves_operators)
+            of_each = [legal_values(op, axis, choices[name], BACKENDS[backend].solves_operators) for op in operators]
+            known = [value for value in of_each[-1] if all(value in values for values in of_each)]
             if choice[axis] not in known:
                 raise AutoshardError(
                     f"operators.{name}.choice.{axis} is {show(choice[axis])}; "

@@ -21,6 +21,8 @@ from autoshard.models.huggingface import from_config, to_config
 from autoshard.models.registry import load_model
 from autoshard.models.stage import dim_sizes, parameter_count, stage_graph
 from autoshard.models.weights import checkpoint_parts, not_learned
+from autoshard.plans.plan_json import plan_to_dict
+from autoshard.plans.validate import plan_from_dict
 from autoshard.spec.model import ModelSpec
 from tests.multiprocess.models import LLAMA, MODELS
 from tests.multiprocess.plans import case
@@ -223,3 +225,14 @@ def test_a_full_model_is_described_by_its_blocks() -> None:
     assert parameter_count(FULL) == 1_050_118_202_880 + 32
     assert FULL.kinds == (0, 1, 3) and FULL.position_types.count("nope") == 18
     assert FULL.kind_counts(0, 72) == ((0, 1), (1, 53), (3, 18))
+
+
+def test_a_choice_that_blocks_of_one_kind_alone_have_is_refused() -> None:
+    """kv_b_proj makes wider heads in blocks without positions: a plan that says one of these dims says it of all."""
+    data = plan_to_dict(case(2, "mistral large 4, shared keys, tp"))
+    data["operators"]["model.layers.*.self_attn.kv_b_proj"]["choice"]["tp"] = "kv_b"
+    with pytest.raises(
+        AutoshardError,
+        match=r"kv_b_proj\.choice\.tp is 'kv_b'; with this strategy .* it can be: kvhead, batch, seq, kv_rank, I, R$",
+    ):
+        plan_from_dict(data)
