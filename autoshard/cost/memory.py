@@ -181,10 +181,16 @@ def boundary_buffers(
     Of the microbatch whose block is at work the output is gone, and the gradient of that is what the block works with;
     where a backward is one_graph, it holds both to its end. in_flight, embeddings, heads, more: as in Rank.
     """
-    leaving, received = in_flight - heads, in_flight - embeddings
+    leaving = in_flight - heads
     at_work = smallest(1, leaving)
     of_work = at_work if one_graph else 0 if at_loss else -at_work
-    return more * (1 + smallest(1, received)) + leaving + of_work
+    return more * passing_buffers(in_flight, embeddings) + leaving + of_work
+
+
+def passing_buffers(in_flight: Number, embeddings: Number) -> Number:
+    """The part of `boundary_buffers` that is for what comes and for a gradient on its way, where not all microbatches
+    of a step are there."""
+    return 1 + smallest(1, in_flight - embeddings)
 
 
 class Living(NamedTuple):

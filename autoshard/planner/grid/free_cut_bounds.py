@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from autoshard.cost.memory import rank_memory
+from autoshard.cost.memory import passing_buffers, rank_memory
 from autoshard.cost.passes import unit_work_s
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.cost.travelling_bytes import FEW_BLOCKS
@@ -87,20 +87,27 @@ class FreeCutBounds:
         first, last = 1, self._whole.family.pp - 2
         if not first < rank < last or self._whole.family.rules.weights_apart:
             return self._needed_on(rank, blocks)
-        if self._between is None:
-            self._between = self._needed_on(first, blocks), self._needed_on(last, blocks)
+        if self._between is None:  # as if each of them had more microbatches to come
+            self._between = self._needed_on(first, blocks, more=True), self._needed_on(last, blocks, more=True)
         most, own, least = (self._holds[one].in_flight for one in (first, rank, last))
         if anywhere((most == least) & (own != most)):
             return self._needed_on(rank, blocks)
-        share = (most - own) / largest(most - least, 1)
-        return [of_first + share * (of_last - of_first) for of_first, of_last in zip(*self._between, strict=True)]
+        share, holds = (most - own) / largest(most - least, 1), self._holds[rank]
+        passing = (
+            (1 - holds.more) * passing_buffers(own, holds.embeddings) * self._whole.hidden_bytes(self.draft.ravel())
+        )
+        return [
+            of_first + share * (of_last - of_first) - passing for of_first, of_last in zip(*self._between, strict=True)
+        ]
 
-    def _needed_on(self, rank: int, blocks: tuple[int, ...]) -> list[Array]:
+    def _needed_on(self, rank: int, blocks: tuple[int, ...], more: bool = False) -> list[Array]:
+        """The bytes of `_needed_bytes`. more: as if not all microbatches of a step were there."""
         whole, flat = self._whole, self.draft.ravel()
         hidden_bytes, precision = whole.hidden_bytes(flat), whole.problem.training.precision
+        holds = self._holds[rank]._replace(more=1) if more else self._holds[rank]
         block, first, last = self._parts
         ends = layouts_ends(whole.family, first, last, self._state)
         of_each = np.array(blocks)[:, None]
-        of_rank = rank_rows(whole.family, self._holds[rank], of_each, rank, block, ends, hidden_bytes)
+        of_rank = rank_rows(whole.family, holds, of_each, rank, block, ends, hidden_bytes)
         memory = rank_memory(of_rank, self._state, precision)
         return [*np.broadcast_to(memory.lives + memory.in_work, (len(blocks), len(flat)))]
