@@ -210,7 +210,7 @@ def _check_kind(values: Values, model: Mapping[str, Any]) -> None:
 
 
 def _flags(values: Values) -> dict[str, str]:
-    """What the configuration asks for, as flags of Megatron-LM."""
+    """The flags of Megatron-LM, without their dashes, that ask for what the configuration does, with their values."""
     flags = {flag: _text(value) for flag, path in FIELDS.items() if (value := values.get(path)) is not None}
     flags |= {flag: "" for flag, path in SWITCHES.items() if values.flag(path)}
     for flag, path in LATER.items():

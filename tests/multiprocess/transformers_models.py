@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Callable
 from copy import deepcopy
 from functools import cache
 from importlib import import_module
@@ -89,14 +90,19 @@ def _add_glm(transformers: Any) -> None:
     transformers.AutoModelForCausalLM.register(text_config, Glm5NextForCausalLM, exist_ok=True)
 
 
-def _add_muse(transformers: Any, which: str) -> None:
-    """A text model of Muse by itself, which transformers 5.23 has inside of the one that sees alone, with the head of
-    that one. which: glimmer or spark."""
-    modeling: Any = import_module(f"transformers.models.muse_{which}.modeling_muse_{which}")
-    text_config: Any = transformers.AutoConfig.for_model(f"muse_{which}_text").__class__
-    inner, outer = (getattr(modeling, f"Muse{which.title()}{part}") for part in ("TextModel", "PreTrainedModel"))
+def _with_head(
+    transformers: Any,
+    modeling: Any,
+    text_config: Any,
+    inner: Any,
+    outer: Any,
+    name: str,
+    capped: Callable[[Any, torch.Tensor], torch.Tensor],
+) -> Any:
+    """A class of a text model with a head. inner, outer: the model without one, and the class of all of its kind.
+    capped: makes the logits of a config and of what the head gives."""
 
-    class MuseForCausalLM(outer, transformers.GenerationMixin):  # type: ignore[misc, valid-type]
+    class ForCausalLM(outer, transformers.GenerationMixin):  # type: ignore[misc]
         __module__ = modeling.__name__  # where transformers looks whether its experts may be grouped
         config_class = text_config
         _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
@@ -108,11 +114,26 @@ def _add_muse(transformers: Any, which: str) -> None:
             self.post_init()
 
         def forward(self, input_ids: torch.Tensor | None = None, **given: Any) -> Any:
-            logits, cap = self.lm_head(self.model(input_ids, **given)[0]), self.config.final_logit_softcapping
-            capped = torch.tanh(logits * self.config.output_multiplier / cap) * cap
-            return transformers.modeling_outputs.CausalLMOutput(logits=capped)
+            logits = self.lm_head(self.model(input_ids, **given)[0])
+            return transformers.modeling_outputs.CausalLMOutput(logits=capped(self.config, logits))
 
-    transformers.AutoModelForCausalLM.register(text_config, MuseForCausalLM, exist_ok=True)
+    ForCausalLM.__name__ = ForCausalLM.__qualname__ = name  # which a config that is saved names
+    return ForCausalLM
+
+
+def _add_muse(transformers: Any, which: str) -> None:
+    """A text model of Muse by itself, which transformers 5.23 has inside of the one that sees alone, with the head of
+    that one. which: glimmer or spark."""
+    modeling: Any = import_module(f"transformers.models.muse_{which}.modeling_muse_{which}")
+    text_config: Any = transformers.AutoConfig.for_model(f"muse_{which}_text").__class__
+    inner, outer = (getattr(modeling, f"Muse{which.title()}{part}") for part in ("TextModel", "PreTrainedModel"))
+
+    def capped(config: Any, logits: torch.Tensor) -> torch.Tensor:
+        cap = config.final_logit_softcapping
+        return torch.tanh(logits * config.output_multiplier / cap) * cap
+
+    made = _with_head(transformers, modeling, text_config, inner, outer, "MuseForCausalLM", capped)
+    transformers.AutoModelForCausalLM.register(text_config, made, exist_ok=True)
 
 
 def _add_mistral_large(transformers: Any) -> None:
@@ -127,28 +148,18 @@ def _add_mistral_large(transformers: Any) -> None:
     modeling: Any = modeling_mistral_large4
     outer, inner = modeling.MistralLarge4PreTrainedModel, modeling.MistralLarge4TextModel
 
-    class MistralLarge4ForCausalLM(outer, transformers.GenerationMixin):  # type: ignore[misc, valid-type]
-        __module__ = modeling.__name__  # where transformers looks whether its experts may be grouped
-        config_class = text_config
-        _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+    def capped(config: Any, logits: torch.Tensor) -> torch.Tensor:
+        cap = config.final_logit_softcapping
+        return torch.tanh(logits / cap) * cap
 
-        def __init__(self, config: Any) -> None:
-            super().__init__(config)
-            self.model = inner(config)
-            self.lm_head = torch.nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-            self.post_init()
-
-        def forward(self, input_ids: torch.Tensor | None = None, **given: Any) -> Any:
-            logits, cap = self.lm_head(self.model(input_ids, **given)[0]), self.config.final_logit_softcapping
-            return transformers.modeling_outputs.CausalLMOutput(logits=torch.tanh(logits / cap) * cap)
-
+    made = _with_head(transformers, modeling, text_config, inner, outer, "MistralLarge4ForCausalLM", capped)
     whole: Any = conversion_mapping.get_checkpoint_conversion_mapping("mistral_large4")
     ends = {"tok_embeddings": "embed_tokens", "layers": "layers", "norm": "norm"}
     own = [WeightRenaming(rf"^{theirs}\.", f"model.{ours}.") for theirs, ours in ends.items()]
     own += [WeightRenaming(r"^lerope\.alpha", "model.rotary_emb.alpha"), WeightRenaming(r"^output\.", "lm_head.")]
     shared = [one for one in whole if one.source_patterns[0].startswith((r"\.wo", r"\.(feed"))]
     conversion_mapping.register_checkpoint_conversion_mapping("MistralLarge4ForCausalLM", [*own, *shared])
-    transformers.AutoModelForCausalLM.register(text_config, MistralLarge4ForCausalLM, exist_ok=True)
+    transformers.AutoModelForCausalLM.register(text_config, made, exist_ok=True)
 
 
 def config_of_transformers(config: dict[str, Any]) -> Any:
