@@ -79,10 +79,11 @@ def accelerate_layout(data: Mapping[str, Any]) -> WrittenLayout:
         raise AutoshardError(f"{KIND} is {show(kind)}; {', '.join((FSDP, DEEPSPEED, *WHOLE))} are read")
     if fields["zero"] and copies > 1:
         fields["dp_replicate"] = copies
-    precision = _word(values, "mixed_precision") if values.get("mixed_precision") is not None else "no"
-    if precision.lower() not in PRECISIONS:
-        raise AutoshardError(f"mixed_precision is {show(precision)}; it must be one of {', '.join(PRECISIONS)}")
-    options["precision"] = PRECISIONS[precision.lower()]
+    written = _word(values, "mixed_precision") if values.get("mixed_precision") is not None else "no"
+    precision = written.lower()
+    if precision not in PRECISIONS:
+        raise AutoshardError(f"mixed_precision is {show(written)}; it must be one of {', '.join(PRECISIONS)}")
+    options["precision"] = PRECISIONS[precision]
     notes = (*(("mixed_precision=fp16 is priced as bf16",) if precision == "fp16" else ()), NO_LENGTH)
     notes += () if "recompute" in options else (NO_RECOMPUTE,)
     warnings = tuple(_warnings(values))

@@ -130,6 +130,7 @@ def test_a_batch_by_its_microbatches() -> None:
         ({**ZERO, "bf16": {"enabled": False}}, "fp32", "neither bf16.enabled nor fp16.enabled: DeepSpeed computes in "),
         ({**FSDP, "mixed_precision": "no"}, "fp32", ""),
         ({**FSDP, "mixed_precision": "fp16"}, "mixed_precision", "mixed_precision=fp16 is priced as bf16"),
+        ({**FSDP, "mixed_precision": "FP16"}, "mixed_precision", "mixed_precision=fp16 is priced as bf16"),
     ],
 )
 def test_precisions(data: dict[str, Any], name: str, told: str) -> None:
@@ -164,7 +165,7 @@ def test_precisions(data: dict[str, Any], name: str, told: str) -> None:
         ),
         ({**ZERO, "optimizer": {"type": "Lamb"}}, "optimizer.type='Lamb' is priced as AdamW, with two moments"),
         (
-            {**FSDP, "mixed_precision": "fp8"},
+            {**FSDP, "mixed_precision": "FP8"},
             (
                 "mixed_precision=fp8: priced in bf16; products of matrices take less time in fp8, which --precision "
                 "fp8 prices"
