@@ -21,7 +21,7 @@ or does not fit is priced all the same where it can be, and what it breaks is sa
   autoshard score plan.json                                     a plan, hand-edited or not
   autoshard score recipes/llama3_70b_trn1_16nodes.yaml          a recipe; what it leaves open is searched
   autoshard score hf_llama3_70B_config.yaml --model llama3-70b  a configuration of NxD Training
-  autoshard score train.sh --model llama3-8b --nodes 4          a script with Megatron's arguments
+  autoshard score train.sh --model llama3-8b --nodes 4          a script of Megatron, NxD's examples, Optimum Neuron
   autoshard score train.toml --nodes 4                          a torchtitan configuration
   autoshard score "tp=8 pp=16" --model llama3-70b --nodes 16    words; what they leave open is 1, none or even
 

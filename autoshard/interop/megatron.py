@@ -11,7 +11,7 @@ from typing import Any
 
 from autoshard.errors import AutoshardError
 from autoshard.graph.recompute import ATTENTION_UP, FULL_RECOMPUTE, NO_RECOMPUTE, SELECTED, SELECTIVE, canonical
-from autoshard.interop.megatron_script import files_read, read_script
+from autoshard.interop.launch_script import read_script, told_of, warned_of
 from autoshard.interop.megatron_stages import LAYOUT, STAGE_FLAGS, layout_warning, uneven_stages, virtual_stages
 from autoshard.interop.written_layout import MISSING, WrittenLayout, number, whole_number
 from autoshard.interop.written_model import SAME_PRICE, WrittenModel, guessed_vocabulary
@@ -157,17 +157,14 @@ def megatron_layout(text: str) -> WrittenLayout:
     Degrees default to 1, and the global batch to one microbatch of each replica, as in Megatron. Raises AutoshardError
     for values that make no layout.
     """
-    flags, values, conditional = read_script(text, (*READ, *PRODUCTS))
+    script = read_script(text, (*READ, *PRODUCTS))
+    flags = script.flags
     if not (flags.keys() & set(READ).difference(ANYBODYS) or flags.keys() >= set(MOST_FLAGS)):
         raise AutoshardError(
             "none of its arguments is Megatron's own, such as --tensor-model-parallel-size or --ffn-hidden-size"
         )
     written = layout_of(flags)
-    notes: tuple[str, ...] = ()
-    if values:
-        said = ", ".join(f"{name}={value}" for name, value in values.items())
-        notes = (f"variables have the values that the script gives them: {said}",)
-    warnings = (*_conditional_warnings(flags, conditional), *_elsewhere(text), *_not_decoders(text))
+    notes, warnings = told_of(script), (*warned_of(script, text), *_not_decoders(text))
     return replace(written, notes=(*written.notes, *notes), warnings=(*written.warnings, *warnings))
 
 
@@ -447,20 +444,9 @@ def llama3_scaling(factor: float) -> RopeScaling:
     return RopeScaling("llama3", factor, 1.0, 4.0, 8192)
 
 
-def _elsewhere(text: str) -> Iterator[str]:
-    if found := files_read(text):
-        names = ", ".join(found)[:200]
-        yield f"the script runs other files as parts of itself, whose flags and variables are not read: {names}"
-
-
 def _not_decoders(text: str) -> Iterator[str]:
     for program in dict.fromkeys(NOT_DECODERS.findall(text)):
         yield f"{program} trains another kind of model; priced as a decoder that sees earlier tokens alone"
-
-
-def _conditional_warnings(flags: dict[str, str], conditional: tuple[str, ...]) -> Iterator[str]:
-    if found := [f"--{flag} {flags[flag]}".strip() for flag in conditional if flag in flags]:
-        yield f"in a condition of the script, taken as if it held: {', '.join(found)}"
 
 
 def _warnings(flags: dict[str, str], options: dict[str, Any]) -> Iterator[str]:

@@ -254,11 +254,16 @@ def _sizes(found: Values) -> dict[str, Any]:
         options["nodes"] = nodes
     devices, lnc = found.whole("trainer.devices"), found.whole("trainer.lnc")
     if devices is not None:
-        is_trn1 = lnc in (None, 1) and devices <= TRN1_DEVICES
-        options["instance"] = INSTANCES.get((devices, lnc or 1), "trn1.32xlarge" if is_trn1 else "trn2.48xlarge")
+        options["instance"] = instance_of(devices, lnc)
     if lnc is not None:
         options["lnc"] = lnc
     return options
+
+
+def instance_of(devices: int, lnc: int | None) -> str:
+    """The instance with so many devices, each of lnc physical NeuronCores; lnc None where nothing says it."""
+    is_trn1 = lnc in (None, 1) and devices <= TRN1_DEVICES
+    return INSTANCES.get((devices, lnc or 1), "trn1.32xlarge" if is_trn1 else "trn2.48xlarge")
 
 
 def auto_partition(layers: int, stages: int) -> tuple[int, ...]:

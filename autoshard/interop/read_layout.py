@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from autoshard.errors import AutoshardError
@@ -12,8 +14,10 @@ from autoshard.files.toml_file import parse_toml
 from autoshard.files.yaml_file import parse_yaml
 from autoshard.interop.accelerate import accelerate_layout, is_accelerate
 from autoshard.interop.deepspeed import deepspeed_layout, is_deepspeed
+from autoshard.interop.launch_script import Place
 from autoshard.interop.megatron import megatron_layout
 from autoshard.interop.nemo import is_nemo, nemo_layout
+from autoshard.interop.neuron_script import is_neuron_script, neuron_layout
 from autoshard.interop.nxdt import nxdt_layout
 from autoshard.interop.torchtitan import torchtitan_layout
 from autoshard.interop.torchtitan_registry import parse_registry
@@ -23,9 +27,10 @@ MOST_BYTES = 1_000_000
 """Of a file with a layout; those of frameworks have some thousand."""
 
 
-def read_written_layout(path: str) -> WrittenLayout:
+def read_written_layout(path: str, nodes: int | None = None) -> WrittenLayout:
     """The layout in a recipe, a configuration of NxDT, NeMo or Accelerate (YAML), of DeepSpeed (JSON) or torchtitan
-    (TOML, or a Python registry as file.py:function), or in Megatron's arguments (text).
+    (TOML, or a Python registry as file.py:function), or in a script with arguments of Megatron, NxD's examples or
+    Optimum Neuron (text). nodes: where they are known, for scripts that count with them.
 
     Raises AutoshardError, naming the file, for anything else.
     """
@@ -45,11 +50,11 @@ def read_written_layout(path: str) -> WrittenLayout:
     if path.endswith(".json"):
         return _in_file(where, _json_layout, parse_json(text.encode(), where))
     if "--" in text:
-        return _in_file(where, megatron_layout, text)
+        return _in_file(where, partial(_script_layout, place=Place(nodes, str(Path(path).parent))), text)
     raise AutoshardError(
         f"{where} is no layout: a plan (.json), a recipe, a configuration of NxDT, NeMo or Accelerate (.yaml), of "
-        "DeepSpeed (.json) or torchtitan (.toml or .py:name) or Megatron's arguments (text with "
-        "--tensor-model-parallel-size) would be"
+        "DeepSpeed (.json) or torchtitan (.toml or .py:name), Megatron's arguments (text with "
+        "--tensor-model-parallel-size), or a script of NxD or Optimum Neuron (--tensor_parallel_size) would be"
     )
 
 
@@ -59,6 +64,12 @@ def _in_file(where: str, layout: Callable[[Any], WrittenLayout], content: object
         return layout(content)
     except AutoshardError as error:
         raise AutoshardError(f"{where}: {error}") from None
+
+
+def _script_layout(text: str, place: Place) -> WrittenLayout:
+    if is_neuron_script(text):
+        return neuron_layout(text, place)
+    return megatron_layout(text)
 
 
 def _json_layout(data: object) -> WrittenLayout:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from autoshard.spec.model import ModelSpec
 
 SOLVER = "operators=solver: priced as Megatron shards operators; autoshard plan --config {file} has the solver's"
+BLOCKS = "num_hidden_layers"
+"""A size that a file may change of its model."""
 UNSAID = ("context_parallel", "zero", "axis_order")
 """Pins that a file may leave out and say all of a layout."""
 OF_THE_COMMAND = ("out", "top", "format")
@@ -109,7 +111,7 @@ def read_written(file: str, given: Mapping[str, Any], recipes: bool = True) -> W
     from autoshard.planner.score import completed
     from autoshard.plans.validate import in_file
 
-    written = read_written_layout(file)
+    written = read_written_layout(file, given.get("nodes"))
     if written.complete:
         check_fixed(given)
     of_file = {name: value for name, value in written.options.items() if name not in given}
@@ -147,7 +149,7 @@ def read_written(file: str, given: Mapping[str, Any], recipes: bool = True) -> W
 
     fields = dict(written.fields)
     per_replica = fields.pop("sequences_per_replica", None)
-    microbatches = fields.pop("microbatches", None)
+    microbatches, runs = fields.pop("microbatches", None), fields.pop("runs", 1)
     if not written.complete and not fields:
         searched = _completed_by_search(problem, request)
         if searched is not None:
@@ -172,9 +174,9 @@ def read_written(file: str, given: Mapping[str, Any], recipes: bool = True) -> W
         told = {"framework": written.overlaps, "count": count, "size": per_replica, "dp": strategy.dp}
         notes += (OF_MICROBATCHES.format_map(told),)
     if per_replica is not None and "global_batch" not in options:
-        training = replace(problem.training, global_batch_size=per_replica * strategy.dp)
+        training = replace(problem.training, global_batch_size=per_replica * runs * strategy.dp)
         problem = problem._replace(training=training)
-    elif per_replica is not None and strategy.pp > 1:
+    if per_replica is not None and strategy.pp > 1:
         runs = problem.training.global_batch_size / (per_replica * strategy.dp)
         warnings += (ONE_RUN.format(count=per_replica, runs=runs),) if runs > 1 else ()
     return found(problem, strategy, own_cut)
@@ -262,9 +264,9 @@ def _model_of(file: str, written: WrittenLayout, options: dict[str, Any]) -> tup
     if said.config is not None and _is_here(said.config):
         options["model"] = said.config
         return read_config(said.config), (f"model from {shown(said.config)}, which {file} names",)
-    models = models_with(said)
+    models = models_with(said) if said.said.keys() - {BLOCKS} else []
     if len(models) == 1:
-        own, blocks = models[0].num_hidden_layers, said.wanted.get("num_hidden_layers")
+        own, blocks = models[0].num_hidden_layers, said.wanted.get(BLOCKS)
         if said.config is None and "vocab_size" not in said.wanted and blocks not in (None, own):
             raise AutoshardError(PERHAPS.format(file=file, model=models[0].name, own=own, blocks=blocks))
         options["model"] = models[0].name
@@ -277,7 +279,7 @@ def _model_of(file: str, written: WrittenLayout, options: dict[str, Any]) -> tup
     if not said.whole:
         if said.named:
             raise AutoshardError(f"{file} has {said.named}, which no built-in model is known by; --model names one")
-        if not said.said:
+        if not said.said.keys() - {BLOCKS}:
             raise AutoshardError(f"{file} does not say which model of those built in it is for; --model does")
         raise AutoshardError(f"no built-in model has {_sizes(said)}, as {file} says; --model names the one it is for")
     if said.other_graph:
@@ -296,8 +298,9 @@ def _model_of(file: str, written: WrittenLayout, options: dict[str, Any]) -> tup
 
 
 def _is_here(name: str) -> bool:
+    """Whether there is such a file, or a folder with a config.json."""
     try:
-        return Path(name).exists()
+        return Path(name).is_file() or Path(name, "config.json").exists()
     except (OSError, ValueError):  # too long, or with a null character
         return False
 
@@ -306,7 +309,7 @@ def _sizes(model: WrittenModel) -> str:
     """All that a model is found by, in the file's words."""
     from autoshard.interop.written_model import stated
 
-    return ", ".join(stated(model, name) for name in model.said if name != "num_hidden_layers")
+    return ", ".join(stated(model, name) for name in model.said if name != BLOCKS)
 
 
 def _problem(
@@ -322,7 +325,7 @@ def _problem(
     if written.model.plain:
         model, plainly = plain_llama(model)
         notes += plainly
-    layers = written.model.wanted.get("num_hidden_layers", model.num_hidden_layers)
+    layers = written.model.wanted.get(BLOCKS, model.num_hidden_layers)
     if layers != model.num_hidden_layers:
         notes += (f"{layers} blocks, as the file says, where {model.name} has {model.num_hidden_layers}",)
         model = replace(model, num_hidden_layers=layers)

@@ -307,7 +307,7 @@ def test_variables_that_the_script_gives_a_value() -> None:
         "TP=$1",
         "TP=$TP",
         "TP=$A\nA=$TP",
-        "TP=$((2 * 2))",
+        "TP=$(($X * 2))",
         "#TP=4",
         "echo TP=4",
         "TP=4 bash other.sh",
