@@ -11,7 +11,6 @@ import ctypes
 import errno
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -32,7 +31,7 @@ from autoshard.runtime.processes import (
     python_command,
     start_interpreter,
 )
-from autoshard.runtime.worker import PR_SET_PDEATHSIG, importing, main
+from autoshard.runtime.worker import end_with_parent, importing, main
 
 _SERVE = "from autoshard.runtime.fork_server import serve; serve(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])"
 _MESSAGE_BYTES = 65_536
@@ -123,9 +122,7 @@ def serve(connection_fd: int, parent_pid: int, modules: Sequence[str]) -> NoRetu
 
     What cannot be imported is left to the ranks, whose failures are reported.
     """
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent_pid:
-        os._exit(1)
+    end_with_parent(parent_pid)
     connection = socket.socket(fileno=connection_fd)
     with suppress(Exception), importing():  # which also keeps their pages shared: no collection touches them
         for module in modules:

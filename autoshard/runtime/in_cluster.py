@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import os
 import sys
 import tempfile
 import threading
@@ -15,7 +16,7 @@ from autoshard.runtime.environment import ClusterEnvironment
 from autoshard.runtime.failures import RankFailure, is_clear
 from autoshard.runtime.hang import is_waiting
 from autoshard.runtime.launch import Message, RunOutcome
-from autoshard.runtime.worker import Reporter, describe, exit_now, resolve
+from autoshard.runtime.worker import Reporter, describe, end_with_parent, exit_now, resolve
 
 COLLECTIVES_LATER_S = 3.0
 """How much longer a collective should wait than a rank may be silent: a rank that hangs tells it first."""
@@ -43,6 +44,8 @@ def run_in_cluster(
     so and ends this process; None: never.
     """
     watch = _Watch(environment, hang_timeout_s)
+    if environment.launcher == "torchrun":
+        end_with_parent(os.getppid())  # torchrun that is killed ends no rank, and no other rank misses one
 
     def send(message: dict[str, Any]) -> None:
         watch.alive()

@@ -25,7 +25,7 @@ Work = Callable[[dict[str, Any], "Reporter"], "dict[str, Any] | None"]
 """Type of a worker function: arguments and reporter in, a result of plain values out."""
 
 
-PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
+_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 """Of prctl."""
 
 
@@ -179,18 +179,27 @@ def describe(error: BaseException) -> dict[str, Any]:
 def end_with_supervisor(supervisor_pid: int, finished: threading.Event) -> None:
     """End this process when its supervisor is gone, however that ended.
 
-    On Linux the kernel kills it (PR_SET_PDEATHSIG); a supervisor that was gone before that was set is noticed by the
-    changed parent. Everywhere, stdin is a pipe that only the supervisor can write to: its end is the supervisor's.
+    Its parent's end is noticed, where the system tells it. Everywhere, stdin is a pipe that only the supervisor can
+    write to: its end is the supervisor's.
     """
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != supervisor_pid:
-        os._exit(1)
+    end_with_parent(supervisor_pid)
     lifeline = os.dup(0)  # not inherited by what this process starts
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
     threading.Thread(target=watch_lifeline, args=(lifeline, finished), daemon=True, name="lifeline").start()
+
+
+def end_with_parent(parent_pid: int) -> None:
+    """End this process when its parent, the process parent_pid, is gone, however that ended.
+
+    On Linux the kernel kills it (PR_SET_PDEATHSIG); elsewhere nothing does. A parent that was gone before that was set
+    is noticed by the changed parent.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:
+        os._exit(1)
 
 
 def watch_lifeline(lifeline: int, finished: threading.Event) -> None:

@@ -165,6 +165,21 @@ def test_what_a_rehearsal_has_not_says_who_runs_the_plan(
     assert capsys.readouterr().err == f"autoshard: error: {text}{there}\n"
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel of Linux ends a process with its parent")
+def test_ranks_end_with_a_torchrun_that_is_killed(tmp_path: Path) -> None:
+    write_plan(plan_of(replace(MODELS["llama"], vocab_size=256), strategy(pp=2), 4, FP32), tmp_path / "plan.json")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "autoshard"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with (tmp_path / "log").open("w") as log:
+        endless = [*command, "run", "plan.json", "--steps", "100000"]
+        process = subprocess.Popen(endless, cwd=tmp_path, stdout=log, text=True, env=environment)
+    ranks = wait_for_workers(tmp_path, process)
+    process.kill()
+    process.wait()
+    _, alive = psutil.wait_procs(ranks, timeout=5)
+    assert len(ranks) == 2 and not alive
+
+
 def test_torchrun_with_another_world_size_is_refused(tmp_path: Path) -> None:
     plan_of_four(tmp_path)
     ran = torchrun(tmp_path, 2)
