@@ -284,8 +284,8 @@ def compare(
 def score(layout: Layout, model: Model | None = None, instance: Instance = None, **options: Unpack[Options]) -> Score:
     """The price of a layout that somebody wrote, beside the best one, whether or not the planner would choose it.
 
-    layout: a plan or plan.json; a recipe; a configuration of NxD Training or torchtitan; a script with Megatron's
-    arguments; words such as "tp=8 pp=4 mbs=1 recompute=full"; a strategy or a dict of its fields. model, instance,
+    layout: a plan or plan.json; a recipe; another framework's configuration or script, as `import_plan` reads them;
+    words such as "tp=8 pp=4 mbs=1 recompute=full"; a strategy or a dict of its fields. model, instance,
     options: those of `plan`; they say what the layout does not, and overrule what a file says; a plan says all of it.
 
     Raises AutoshardError where the layout cannot be read or the problem is not said.
@@ -337,8 +337,7 @@ def _written(layout: Layout, model: Model | None, instance: Instance, options: M
             f"layout={show(layout)} of score must be words such as 'tp=8 pp=4', a strategy, a plan or a path"
         )
     file = path_text("score", "layout", layout)
-    if file.endswith(".json"):
-        found = _in_plan(file)
+    if file.endswith(".json") and (found := _in_plan(file)) is not None:
         _says_all(file, said)
         return found
     from autoshard.planner.written import read_written
@@ -425,13 +424,16 @@ def _plain(name: str, value: object) -> object:
     return value
 
 
-def _in_plan(file: str) -> Written:
-    """The layout that a plan file says. Only its inputs and strategy are read, so a hand-edited plan has a price too,
-    and a note says what is wrong with the file."""
+def _in_plan(file: str) -> Written | None:
+    """The layout that a plan file says; None for a configuration of DeepSpeed. Only the inputs and strategy of a plan
+    are read, so a hand-edited one has a price too, and a note says what is wrong with the file."""
+    from autoshard.interop.deepspeed import is_deepspeed
     from autoshard.layout.strategy import read_strategy
     from autoshard.plans.validate import in_file, plan_from_dict, problem_from_dict, read_plan_object
 
     data = read_plan_object(file)
+    if "strategy" not in data and is_deepspeed(data):
+        return None
     if not isinstance(data.get("strategy"), dict):
         raise AutoshardError(f"{file}: this is not a plan: it lacks strategy")
     problem, _ = in_file(file, lambda: problem_from_dict(data))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+import autoshard
 from autoshard.cli import main
 from autoshard.errors import AutoshardError
 from autoshard.interop.deepspeed import NO_LENGTH, NO_RECOMPUTE
@@ -105,6 +106,15 @@ def test_fsdp() -> None:
 def test_layouts(data: dict[str, Any], fields: dict[str, Any]) -> None:
     strategy = read(data).strategy
     assert {name: getattr(strategy, name) for name in fields} == fields
+
+
+def test_score_takes_a_json_file_for_deepspeeds_or_a_plan() -> None:
+    Path("zero.json").write_text(json.dumps(ZERO))
+    found = autoshard.score("zero.json", "smollm2-135m", "h100-80gb", nodes=1)
+    assert (found.written.form, found.written.strategy.dp) == ("DeepSpeed configuration", 8)
+    Path("zero.json").write_text(json.dumps({**ZERO, "strategy": 3}))
+    with pytest.raises(AutoshardError, match=r"^zero.json: this is not a plan: it lacks strategy$"):
+        autoshard.score("zero.json")
 
 
 def test_a_batch_by_its_microbatches() -> None:

@@ -726,7 +726,7 @@ def test_another_programs_yaml_is_no_recipe(command: list[str], capsys: pytest.C
 
 
 def test_another_programs_json_is_no_plan(capsys: pytest.CaptureFixture[str]) -> None:
-    file = written("zero.json", '{"zero_optimization": {"stage": 3}}')
+    file = written("zero.json", '{"learning_rate": 3}')
     assert main(["score", file, "--model", "llama3-8b"]) == 2
     assert capsys.readouterr().err == "autoshard: error: zero.json: this is not a plan: it lacks strategy\n"
     Path("own.json").write_text(plan_to_json(plan_70b()))
