@@ -13,7 +13,7 @@ from autoshard.layout.context_parallel import RINGS, sequence_pieces
 from autoshard.layout.mesh import TENSOR_PARALLEL_AXES
 from autoshard.models.padding import heads_of_kinds
 from autoshard.plans.plan import Plan, operator_templates
-from autoshard.runtime.torch_backend.attention import _attention_mask, _is_causal_alone
+from autoshard.runtime.torch_backend.attention import _is_causal_alone
 from autoshard.runtime.torch_backend.ring_attention import Ring, _tiles
 
 _FORWARD = "aten::_scaled_dot_product_flash_attention_for_cpu"
@@ -102,13 +102,13 @@ def _work(plan: Plan, reach: Reach) -> AttentionWork:
         or (is_masked and seq // count * seq > most_of_a_mask(on_gpu=False))
     ):
         return AttentionWork(0.0, _tile_share(plan, None, tuple(range(count)), position, reach))
-    mask = _attention_mask(seq, position, count, reach.window, reach.chunk)
-    if mask is None:
+    if _is_causal_alone(seq, position, count, reach.window, reach.chunk):
         return AttentionWork(seq / 2, value_share=values)
-    seen = mask.sum(1)
-    first = position * len(seen)
-    grows = seen == torch.arange(first, first + len(seen)) + 1
-    return AttentionWork(float((seen - 0.5 * grows).mean()), value_share=values)
+    ring = _ring(plan, None, tuple(range(count)), position, reach)
+    # place by place: the mask itself is long to count, and of long sequences larger than a machine's memory
+    places = range(position * ring.piece_length, (position + 1) * ring.piece_length)
+    seen = sum(min(ring.window, place + 1 - ring.first_key(place)) for place in places)
+    return AttentionWork((seen - 0.5 * _halves(ring)) / len(places), value_share=values)
 
 
 def _heads(plan: Plan, reach: Reach) -> int:
@@ -123,9 +123,7 @@ def _tile_share(plan: Plan, neighbours: Any, pieces: tuple[int, ...], position: 
 
     neighbours: the ring's ranks; None where all keys are on the rank. pieces, position: as in Ring.
     """
-    strategy, seq = plan.strategy, plan.training.sequence_length
-    window = seq if reach.window is None else reach.window
-    ring = Ring(neighbours, pieces, seq // len(pieces), window, chunk=reach.chunk, position=position)
+    strategy, ring = plan.strategy, _ring(plan, neighbours, pieces, position, reach)
     queries = _query_axes(plan)
     ranks = plan.mesh.size(axis for axis in TENSOR_PARALLEL_AXES if axis not in queries)  # that share the heads
     ranks *= strategy.cp if strategy.context_parallel == "ulysses" else 1
@@ -136,6 +134,17 @@ def _tile_share(plan: Plan, neighbours: Any, pieces: tuple[int, ...], position: 
             scores = (tile.rows.stop - tile.rows.start) * (tile.columns.stop - tile.columns.start)
             computed += scores
             seen += scores if tile.mask is None else int(tile.mask.sum())
+    return (seen - 0.5 * _halves(ring)) / computed
+
+
+def _ring(plan: Plan, neighbours: Any, pieces: tuple[int, ...], position: int, reach: Reach) -> Ring:
+    """What the runtime makes tiles of. Arguments are those of `_tile_share`."""
+    seq = plan.training.sequence_length
+    window = seq if reach.window is None else reach.window
+    return Ring(neighbours, pieces, seq // len(pieces), window, chunk=reach.chunk, position=position)
+
+
+def _halves(ring: Ring) -> int:
+    """Queries whose window hides nothing before them, whose own place counts half."""
     own = (place for start in ring.queries for place in range(start, start + ring.piece_length))
-    halves = sum(place - ring.first_key(place) < window for place in own)  # whose window hides nothing before them
-    return (seen - 0.5 * halves) / computed
+    return sum(place - ring.first_key(place) < ring.window for place in own)

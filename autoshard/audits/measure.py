@@ -137,6 +137,7 @@ def _session(plan: Plan, rank: int, on_action: Any, counter: GraphCounter | None
         seed=0,
         on_action=lambda action: on_action(action if _ACTION.fullmatch(action) else SYNC),
         compiler=counter,
+        forms_alone=True,
     )
 
 

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from autoshard.audits.recorder import Recorder
 from autoshard.cost.estimate import estimate
 from autoshard.graph import score_tiles
 from autoshard.graph.count import operator_work
@@ -95,6 +97,29 @@ def test_tiles_choose_the_same_blocks(at_once: int, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(score_tiles, "SCORES_AT_ONCE", at_once)
     monkeypatch.setattr(score_tiles, "FEWEST_ROWS", 4)
     assert torch.equal(choose_blocks(Context(program, None), step)(*inputs), whole)
+
+
+@pytest.mark.parametrize("blocks", [True, False])
+@pytest.mark.parametrize("length", [40, 42])
+def test_a_few_tiles_hold_as_much_as_all(blocks: bool, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of tensors without values only a few are computed. The last tile of 42 places has 2, the others 4."""
+    one = BlockIndexer(12, 3, 4, 2)
+    program, step = blocks_program(one, length) if blocks else program_of(Indexer(6, 12, 8), length)
+    inputs = inputs_of(program, step)
+    monkeypatch.setattr(score_tiles, "SCORES_AT_ONCE", 4 * length * 2)
+    monkeypatch.setattr(score_tiles, "FEWEST_ROWS", 4)
+
+    def held(forms_alone: bool) -> tuple[int, int]:
+        mode = FakeTensorMode(allow_non_fake_inputs=True)
+        recorder = Recorder(mode, {}, lambda name: ())
+        with mode, recorder:
+            kernel(Context(program, None, forms_alone=forms_alone), step)(*map(mode.from_tensor, inputs))
+        memory = recorder.memory
+        return max(size for _, size in memory.levels(0, memory.events + 1)), memory.events
+
+    (few_bytes, few_events), (all_bytes, all_events) = held(True), held(False)
+    assert few_bytes == all_bytes
+    assert few_events < 0.6 * all_events
 
 
 def test_nothing_of_a_choice_of_blocks_is_kept_for_backward() -> None:

@@ -220,6 +220,6 @@ def choose_entries(context: Context, step: OperatorStep) -> Kernel:
         made = at_least_fp32(pieces(values, gates, bias.to(gates.dtype), rate, overlaps=True))
         normal = made * torch.rsqrt(made.square().mean(-1, keepdim=True) + eps) * norm.to(made.dtype)
         k = turn_entries(normal.to(h.dtype))
-        return best_seen(h, q, k, at_least_fp32(weights_proj) * scale, visible, top_k)
+        return best_seen(h, q, k, at_least_fp32(weights_proj) * scale, visible, top_k, few=context.forms_alone)
 
     return lambda *inputs: torch.no_grad()(run)(*inputs)

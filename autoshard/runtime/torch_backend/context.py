@@ -25,6 +25,7 @@ class Context:
     groups: None on one device. later: where backward leaves gradients of weights for the schedule; None where it
     computes them at once. tables: constants that operators of all stages of a rank share, made by the first that needs
     them. router_losses: where routers leave their losses. document_masks: masks of microbatches, shared by blocks.
+    forms_alone: tensors have no values. Of parts that are computed alike, a few then tell what is held.
     """
 
     program: Program
@@ -33,6 +34,7 @@ class Context:
     tables: dict[Any, torch.Tensor] = field(default_factory=dict)
     router_losses: RouterLosses = field(default_factory=RouterLosses)
     document_masks: DocumentMasks = field(default_factory=DocumentMasks)
+    forms_alone: bool = False
 
     @property
     def graph(self) -> Graph:

@@ -16,6 +16,10 @@ from autoshard.runtime.torch_backend.pieces import pieces
 from autoshard.runtime.torch_backend.recomputing_ops import at_least_fp32
 from autoshard.runtime.torch_backend.rotation import Rotation, rotation
 
+TELLING = 3
+"""Tiles, and parts of heads, that hold as much as all. Later tiles see more, but the last may be short, and while one
+is computed something of the one before is still there."""
+
 
 def choose_keys(context: Context, step: OperatorStep) -> Kernel:
     """The kernel of an indexer (graph/indexer_kind.py): hidden state, compressed queries and weights -> the mask
@@ -64,7 +68,7 @@ def choose_keys(context: Context, step: OperatorStep) -> Kernel:
         if group is not None:
             k = all_gather(k, group, 1)
         first = None if starts is None else starts[:, visible.to(starts.device) - 1]
-        return best_seen(h, q, k, at_least_fp32(weights_proj) * scale, visible, top_k, first)
+        return best_seen(h, q, k, at_least_fp32(weights_proj) * scale, visible, top_k, first, context.forms_alone)
 
     return lambda *inputs: torch.no_grad()(run)(*inputs)
 
@@ -89,7 +93,9 @@ def choose_pools(context: Context, step: OperatorStep) -> Kernel:
         k, gates = both.split(width, -1)
         gates = at_least_fp32(gates)
         pools = pieces(k, gates, bias.to(gates), rate, overlaps=False)
-        chosen = best_seen(h, q, pools, at_least_fp32(weights_proj) * scale, ended, top_k // rate)
+        chosen = best_seen(
+            h, q, pools, at_least_fp32(weights_proj) * scale, ended, top_k // rate, few=context.forms_alone
+        )
         first, here = (x.to(h.device).unsqueeze(1) for x in (ended * rate, positions))
         key = torch.arange(length, device=h.device)
         seen = ((key >= first) & (key <= here)).repeat(len(h), 1, 1)
@@ -122,31 +128,33 @@ def choose_blocks(context: Context, step: OperatorStep) -> Kernel:
         if group is not None:
             k = all_gather(k, group, 1)
         keys = F.pad(k, (0, 0, 0, blocks * block - k.shape[1])).transpose(1, 2)
-        return _best_blocks(q, keys, positions, block, local, top_k)
+        return _best_blocks(q, keys, positions, block, local, top_k, context.forms_alone)
 
     return lambda *inputs: torch.no_grad()(run)(*inputs)
 
 
 def _best_blocks(
-    q: torch.Tensor, keys: torch.Tensor, positions: torch.Tensor, block: int, local: int, top_k: int
+    q: torch.Tensor, keys: torch.Tensor, positions: torch.Tensor, block: int, local: int, top_k: int, few: bool
 ) -> torch.Tensor:
     """Bool [batch, queries, heads, blocks], True for the blocks that each query sees. Some heads at a time, for a tile
     of queries.
 
     q [batch, queries, heads, width]; keys [batch, width, blocks of `block` keys]; positions [queries]: their places,
-    which grow. local, top_k: as in graph/indexer_kind.py.
+    which grow. local, top_k: as in graph/indexer_kind.py. few: as `best_seen` has it.
     """
     length = keys.shape[-1]
     chosen = torch.zeros(*q.shape[:3], length // block, dtype=torch.bool, device=q.device)
     rows, at_once = choice_tile(q.shape[2], length, q.shape[1], q.shape[0])
-    for first in range(0, q.shape[1], rows):
+    starts = range(0, q.shape[1], rows)
+    for first in starts[-TELLING:] if few else starts:
         tile = slice(first, first + rows)
         stop = int(positions[tile][-1]) // block + 1
         places = positions[tile].to(q.device).unsqueeze(1)
         own, place = places // block, torch.arange(stop, device=q.device)
         behind = (torch.arange(stop * block, device=q.device) > places).unsqueeze(1)
         seen, near = ((place <= own).unsqueeze(1), ((place <= own) & (place > own - local)).unsqueeze(1))
-        for some in range(0, q.shape[2], at_once):
+        parts = range(0, q.shape[2], at_once)
+        for some in parts[:TELLING] if few else parts:
             heads = slice(some, some + at_once)
             queries = q[:, tile, heads]
             scores = (queries.flatten(1, 2) @ keys[..., : stop * block]).unflatten(1, queries.shape[1:3])
@@ -163,24 +171,27 @@ def best_seen(
     visible: torch.Tensor,
     top_k: int,
     first_seen: torch.Tensor | None = None,
+    few: bool = False,
 ) -> torch.Tensor:
     """Bool [batch, queries, columns], True for the top_k columns of each query that score most, of those that it may
     see: the first `visible` [queries], which grow with the query, but for those before `first_seen` [batch, queries].
     Some heads at a time, for a tile of queries.
 
     h [batch, queries, embed] weighs heads by of_heads [heads, embed]; q [batch, queries, heads, width]; k [batch,
-    columns, width].
+    columns, width]. few: compute only a few tiles and heads, which hold as much as all; the result has no meaning.
     """
     columns = k.shape[1]
     seen = torch.zeros(*h.shape[:2], columns, dtype=torch.bool, device=h.device)
     rows, at_once = choice_tile(q.shape[2], max(1, columns), h.shape[1], h.shape[0])
-    for first in range(0, h.shape[1], rows):
+    starts = range(0, h.shape[1], rows)
+    for first in starts[-TELLING:] if few else starts:
         tile = slice(first, first + rows)
         stop = int(visible[tile][-1])
         if not stop:
             continue
         weights = F.linear(h[:, tile].to(of_heads.dtype), of_heads)
-        several = zip(q[:, tile].split(at_once, 2), weights.split(at_once, 2), strict=True)
+        parts = [*zip(q[:, tile].split(at_once, 2), weights.split(at_once, 2), strict=True)]
+        several = parts[:TELLING] if few else parts
         scores = reduce(torch.Tensor.add_, (weighed_scores(some, k[:, :stop], weight) for some, weight in several))
         column = torch.arange(stop, device=h.device)
         hidden = column >= visible[tile].to(h.device).unsqueeze(1)
