@@ -239,23 +239,19 @@ class Gathering(NamedTuple):
         assert transition.source_dim is not None
         return cls(groups[transition.axes], dims.index(transition.source_dim))
 
-    def gather(self, x: torch.Tensor, in_pieces: bool = False) -> Lent:
-        """Starts the all-gather. in_pieces: whether pieces of ranks are to lie one after the other, as they come."""
-        return start_lent_all_gather(x, self.group, 0 if in_pieces else self.dim)
+    def gather(self, x: torch.Tensor) -> Lent:
+        """Starts the all-gather."""
+        return start_lent_all_gather(x, self.group, self.dim)
 
     def scatter(self, x: torch.Tensor, in_pieces: bool = False) -> Started:
         """Starts the reduce-scatter. in_pieces: whether pieces of ranks lie one after the other."""
         return start_reduce_scatter(x, self.group, 0 if in_pieces else self.dim)
 
     def whole_shape(self, x: torch.Tensor, in_pieces: bool) -> list[int]:
-        """The shape of what is gathered of pieces like x. in_pieces: as of `gather`."""
+        """The shape of what is gathered of pieces like x. in_pieces: as of `scatter`."""
         shape = list(x.shape)
         shape[0 if in_pieces else self.dim] *= self.group.size
         return shape
-
-    def as_pieces(self, x: torch.Tensor) -> torch.Tensor:
-        """A copy of a whole tensor in which the pieces of ranks lie one after the other."""
-        return torch.cat(x.chunk(self.group.size, self.dim), 0)
 
     def has_pieces(self, x: torch.Tensor) -> bool:
         """Whether pieces of ranks do not lie one after the other in a whole tensor with these other dims."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 import torch
@@ -197,9 +198,9 @@ class _GatherLinear(torch.autograd.Function):
     (Korthikanti et al. 2022, 4.2.2).
 
     Backward hides the gathering behind the gradient of x, and the reduce-scatter of that gradient behind the gradients
-    of the weights. Of several sequences a rank's pieces do not lie together: gradients of few columns are brought into
-    the order of pieces, in place of both what is gathered and what is scattered. Pieces of a contracted dim are in no
-    gradient.
+    of the weights. Of several sequences a rank's pieces do not lie together: the gradient of x is computed piece by
+    piece, as it is scattered, and only what is gathered is copied, where that gradient is gone. Pieces of a contracted
+    dim are in no gradient.
     """
 
     @staticmethod
@@ -222,14 +223,15 @@ class _GatherLinear(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         (x, *weights), gathering, contracted = ctx.kept.tensors, ctx.gathering, ctx.contracted
         first = x.dim() - max(contracted)
-        few = sum(grad.shape[-1] for grad in grads) <= 2 * x.shape[first:].numel()
-        in_pieces = few and gathering.dim < first and gathering.has_pieces(x)
-        arriving = gathering.gather(x, in_pieces)
-        ordered = [gathering.as_pieces(grad) for grad in grads] if in_pieces else grads
-        flat = [grad.flatten(0, -2) for grad in ordered]
-        partial = flat[0] @ weights[0]
-        for grad, weight in zip(flat[1:], weights[1:], strict=True):
-            partial.view(-1, weight.shape[1]).addmm_(grad, weight)
+        in_pieces = gathering.dim < first and gathering.has_pieces(x)
+        arriving = gathering.gather(x)
+        flat = [grad.flatten(0, -2) for grad in grads]
+        if in_pieces:
+            partial = _in_pieces(gathering, x, flat, weights)
+        else:
+            partial = flat[0] @ weights[0]
+            for grad, weight in zip(flat[1:], weights[1:], strict=True):
+                partial.view(-1, weight.shape[1]).addmm_(grad, weight)
         scattering = gathering.scatter(partial.view(gathering.whole_shape(x, in_pieces)), in_pieces)
         del partial  # which is as large as what was gathered
         with arriving() as whole:
@@ -237,3 +239,17 @@ class _GatherLinear(torch.autograd.Function):
                 grad.t() @ whole.flatten(-dims).flatten(0, -2) for dims, grad in zip(contracted, flat, strict=True)
             ]
         return (scattering(), None, None, None, *grad_weights)
+
+
+def _in_pieces(
+    gathering: Gathering, x: torch.Tensor, grads: Sequence[torch.Tensor], weights: Sequence[torch.Tensor]
+) -> torch.Tensor:
+    """The gradient of what is gathered of pieces like x, in which the pieces of ranks lie one after the other. grads:
+    of products with the weights, flat."""
+    count, sequences = gathering.group.size, prod(x.shape[: gathering.dim])
+    partial = grads[0].new_empty(count, x.numel())
+    for number, (grad, weight) in enumerate(zip(grads, weights, strict=True)):
+        every, of_each = grad.view(sequences, count, -1, grad.shape[-1]), weight.expand(sequences, *weight.shape)
+        for rank, piece in enumerate(partial):  # which is not read where the first product is written
+            piece.view(sequences, -1, weight.shape[1]).baddbmm_(every[:, rank], of_each, beta=min(1, number))
+    return partial
