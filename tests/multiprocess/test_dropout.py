@@ -7,15 +7,17 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+from autoshard.audits.recorder import Recorder
 from autoshard.graph.operator_kind import SEQUENCE_KEYS
 from autoshard.graph.partition import OperatorStep
 from autoshard.graph.redistribute import local_sizes
 from autoshard.layout.context_parallel import sequence_pieces
 from autoshard.plans.plan import Plan
-from autoshard.runtime.torch_backend.attention import attention, weighing
+from autoshard.runtime.torch_backend.attention import attention, plain_attention, weighing
 from autoshard.runtime.torch_backend.context import Context, in_pieces
-from autoshard.runtime.torch_backend.dropout import Mask, dropout, sequence_keys
+from autoshard.runtime.torch_backend.dropout import Mask, dropout, dropped_product, sequence_keys
 from autoshard.runtime.torch_backend.groups import MeshGroups
 from autoshard.runtime.torch_backend.parameters import assemble, local_piece
 from autoshard.spec.dropout import Dropout
@@ -137,6 +139,21 @@ def test_gradients_are_those_of_the_same_mask() -> None:
         along = torch.randn_like(x)
         ahead, behind = ((attend(*_moved((q, k, v), x, by * along), keys) * weights).sum() for by in (1e-5, -1e-5))
         assert (ahead - behind).item() / 2e-5 == pytest.approx((grad * along).sum().item(), 1e-6, 1e-8)
+
+
+def test_no_more_than_two_tensors_of_scores_are_there() -> None:
+    """The probabilities, and beside them forward what is left of them, backward their gradient."""
+    heads, length = 32, 256
+    mask = Mask("", tuple(map(torch.arange, (heads, 1, length, length))), RATE)
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    recorder = Recorder(mode, {}, lambda name: ())
+    with mode, recorder:
+        q, k, v = (torch.ones(1, heads, length, 8, requires_grad=True) for _ in range(3))
+        keys = torch.zeros(1, dtype=torch.int64)
+        out = plain_attention(q, k, v, None, weigh=lambda weights, v: dropped_product(weights, v, keys, mask))
+        out.backward(torch.ones_like(out))
+    memory, scores_bytes = recorder.memory, 4 * heads * length**2
+    assert 2 * scores_bytes < max(size for _, size in memory.levels(0, memory.events + 1)) < 3 * scores_bytes
 
 
 def _moved(inputs: tuple[torch.Tensor, ...], one: torch.Tensor, by: torch.Tensor) -> list[torch.Tensor]:

@@ -420,4 +420,5 @@ def plain_attention(
     if mask is None:
         mask = torch.ones(length, k.shape[-2], dtype=torch.bool, device=q.device).tril()
     weights = MaskedSoftmax.apply(heads_of_rows(scores, length), mask, sinks)
+    del scores  # before weights that are dropped are as large as they
     return heads_of_rows(weigh(weights, v, *more), length)

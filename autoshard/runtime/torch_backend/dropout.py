@@ -158,13 +158,13 @@ class _DroppedProduct(torch.autograd.Function):
         grad_v = rows_of_keys(dropped, v.shape[1]).transpose(-1, -2) @ grad
         del dropped
         grad_weights = heads_of_rows(grad @ v.transpose(-1, -2), weights.shape[2])
-        return _without_dropped(grad_weights, ctx.keys, ctx.mask), grad_v, None, None, None
+        return _without_dropped(grad_weights, ctx.keys, ctx.mask, out=grad_weights), grad_v, None, None, None
 
 
-def _without_dropped(x: torch.Tensor, keys: torch.Tensor, mask: Mask) -> torch.Tensor:
+def _without_dropped(x: torch.Tensor, keys: torch.Tensor, mask: Mask, out: torch.Tensor | None = None) -> torch.Tensor:
     """x with dropped elements set to zero, one head at a time: random numbers of all heads would be as large as the
-    scores."""
-    out, rows = torch.empty_like(x), mask.rows(keys)
+    scores. out: where it is written, which may be x; None: a new tensor."""
+    out, rows = torch.empty_like(x) if out is None else out, mask.rows(keys)
     low, high = (half.view(x.shape[:-1]) for half in (rows.low, rows.high))
     for own, one, *row in zip(*(t.flatten(0, 1).unbind(0) for t in (out, x, low, high)), strict=True):
         torch.mul(one, mask.kept(Halves(*row)), out=own)
