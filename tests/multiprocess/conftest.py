@@ -9,7 +9,7 @@ import torch
 
 from autoshard.calibration import measure
 from autoshard.runtime import starting
-from tests.multiprocess.started import forked
+from tests.multiprocess.started import forked, still_forks
 
 
 @pytest.fixture(autouse=True)
@@ -20,8 +20,10 @@ def _the_same_random_state() -> None:
 
 @pytest.fixture(autouse=True, scope="package")
 def _one_fork_server() -> Iterator[None]:
-    """Ranks of commands that run in this process are forks of one process, which outlives each."""
+    """Ranks of commands that run in this process are forks of one process, which outlives each: without it every rank
+    would import torch again."""
     with pytest.MonkeyPatch.context() as patch:
         for module in (starting, measure):
             patch.setattr(module, "fork_server", lambda modules: nullcontext(forked()))
         yield
+    assert still_forks(), "a test ended the process that others fork ranks from"

@@ -2,6 +2,7 @@
 
 import atexit
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -55,6 +56,13 @@ def forked() -> Start:
     return lambda beginning, stopped: server(
         replace(beginning, environment=common_environment() | beginning.environment), stopped
     )
+
+
+def still_forks() -> bool:
+    """Whether processes of these tests are forks, as long as any has started and the system has forks."""
+    if sys.platform != "linux" or not _server.cache_info().currsize:
+        return True
+    return bool(first_rank(start("launch_workers:parent", 1, {}, hang_timeout_s=60))["forked"])
 
 
 @cache
