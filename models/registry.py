@@ -55,7 +55,8 @@ def load_model(name_or_path: str) -> ModelSpec:
 
     Raises AutoshardError for an unknown name, with those that are close, and for a file that is not a usable config.
     """
-    return read_config(_config_file(name_or_path))
+    file = _config_file(name_or_path)
+    return _built_in(file) if _config_files().get(Path(file).stem) is file else read_config(file)
 
 
 def published_dropout(name_or_path: str) -> Dropout:
@@ -104,6 +105,12 @@ def _config_file(name_or_path: str) -> Path | str:
 def _config_files() -> Mapping[str, Path]:
     """The built-in models' config files, by name; they are this version's, so they are looked for once."""
     return {file.stem: file for file in sorted(FOLDER.glob("*/configs/*.json"), key=lambda file: file.stem)}
+
+
+@cache
+def _built_in(file: Path) -> ModelSpec:
+    """The model of a config file of this version, read once."""
+    return read_config(file)
 
 
 def _plugin_config_files() -> dict[str, Path]:

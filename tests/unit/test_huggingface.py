@@ -854,6 +854,14 @@ def test_a_repository_of_hugging_face_is_its_config(repository: str, name: str) 
     assert load_model(repository) == load_model(name)
 
 
+def test_a_built_in_model_is_read_once_and_a_users_file_each_time(tmp_path: Path) -> None:
+    assert load_model("meta-llama/Meta-Llama-3-70B") is load_model("llama3-70b")
+    own = tmp_path / "llama3-70b.json"
+    for layers in (4, 8):
+        own.write_text(json.dumps({**LLAMA, "num_hidden_layers": layers}))
+        assert load_model(str(own)).num_hidden_layers == layers
+
+
 def test_every_repository_names_a_model_and_every_model_of_a_repository_has_one() -> None:
     repositories = json.loads((FOLDER / "repositories.json").read_text())
     assert {*repositories, "gpt3-175b", "nemotron4-340b"} == set(builtin_models())  # tables of papers
