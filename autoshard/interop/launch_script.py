@@ -79,7 +79,7 @@ _SUMS: dict[type[ast.operator], Callable[[int, int], int]] = {
 _OWN_FOLDER = re.compile(r"^[ \t]*([A-Za-z_]\w*)=[^\n]*(?:BASH_SOURCE|dirname[ \t\"-]+\$\{?0)", re.MULTILINE)
 """A line that gives a variable the folder that the script lies in."""
 DEEPEST = 8
-"""How many conditions may stand inside of each other to be decided."""
+"""How many conditions may stand inside of each other, and variables in each other's values, to be known."""
 LAUNCHED_NODES = ("SLURM_NTASKS", "SLURM_NNODES", "SLURM_JOB_NUM_NODES", "OMPI_COMM_WORLD_SIZE")
 """Variables that count nodes where a launcher starts one torchrun on each."""
 
