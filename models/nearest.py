@@ -36,6 +36,8 @@ STRUCTURE = frozenset(
         *("index_block_size", "index_topk_blocks", "qk_scale_factor", "post_norm_eps", "output_multiplier"),
         *("residual_gate_temperature", "moe_hidden_size", "hidden_size_per_layer_input", "num_kv_shared_layers"),
         *("scale_emb", "scale_depth", "dim_model_base", "kv_source_layers"),
+        *("full_attn_alpha_factor", "full_attn_beta_factor", "linear_attn_alpha_factor", "linear_attn_beta_factor"),
+        *("mlp_alpha_factor", "mlp_beta_factor", "layernorm_linear_attention_alpha", "layernorm_mlp_alpha"),
     )
 )
 """Keys of blocks that some families have: a family that does not read one of them would be another model without it."""

@@ -86,6 +86,8 @@ def dim_sizes(model: ModelSpec, batch: int, seq: int, tp: int = 1, capacity_fact
             "linear_rank": linear.linear_key_head_dim,
             "linear_tap": linear.linear_conv_kernel_dim,
         }
+    if model.lightning_attention is not None:
+        sizes["lightning_head"] = padded_width(model, model.num_attention_heads, tp)
     if (mamba := model.mamba) is not None:
         sizes |= {
             **_mamba_heads(model, mamba, tp),

@@ -33,7 +33,7 @@ def _on_gpus(model: ModelSpec) -> str:
     kinds = []
     if model.num_local_experts:
         kinds.append(f"{OF_EXPERTS} with experts")
-    if model.linear_attention is not None or model.mamba is not None:
+    if any(one is not None for one in (model.linear_attention, model.lightning_attention, model.mamba)):
         kinds.append(f"{OF_RECURRENCES} with recurrences")
     if model.model_type in LIKE_GEMMA_2:
         kinds.append(f"{OF_GEMMA} for Gemma 4 and 2")

@@ -54,8 +54,11 @@ HEADS = ("lm_head.weight", "embed_out.weight")
 """Names of the head's table."""
 SHARD_BYTES = 5_000_000_000
 _MAX_INDEX_BYTES = 100_000_000
-_CONSTANTS = re.compile(r".*(rotary_emb\.inv_freq|(attn|attention)\.(masked_)?bias)")
-"""Tensors of older files that are computed from the config: frequencies and masks."""
+_CONSTANTS = re.compile(
+    r".*(rotary_emb\.inv_freq|(attn|attention)\.(masked_)?bias|attn\.(slope_rate|(query|key|diagonal)_decay))"
+)
+"""Tensors that are computed from the config: frequencies and masks of older files, rates of fading of lightning
+attention and what is made of these."""
 
 
 def is_huggingface(folder: Path) -> bool:

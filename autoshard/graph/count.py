@@ -13,6 +13,7 @@ from autoshard.graph.loss_kinds import num_chunks
 from autoshard.graph.operator_kind import Internal
 from autoshard.graph.operators import KINDS
 from autoshard.graph.partition import GatherEinsumStep, OperatorStep, Program, RedistributeStep, Step
+from autoshard.graph.recurrent_kinds import WITH_STATES
 from autoshard.graph.redistribute import Transition
 from autoshard.graph.states import COLLECTIVES
 
@@ -222,7 +223,7 @@ def total_flops(graph: Graph, **sizes: float) -> float:
     """Forward FLOPs of the whole unsharded graph: matrix products, attention and what stands in its place (what MFU
     counts); what chooses the keys of sparse attention is left out, and that attention counts as that of all keys.
     sizes: of dims that count with another size than the graph's."""
-    counted = ("einsum", "linear_cross_entropy", *ATTENTION_KINDS, "gated_delta_rule", "state_space_scan")
+    counted = ("einsum", "linear_cross_entropy", *ATTENTION_KINDS, *WITH_STATES)
     work = [op for op in graph.operators if op.kind in counted]
     counted_sizes: dict[str, float] = {**graph.sizes, **sizes}
     return sum(KINDS[op.kind].flops(op, graph, counted_sizes) for op in work)

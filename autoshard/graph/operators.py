@@ -15,7 +15,7 @@ from autoshard.graph.ir import Graph, Operator
 from autoshard.graph.loss_kinds import CrossEntropy, LinearCrossEntropy
 from autoshard.graph.operator_kind import Extra, Internal, OperatorKind, Sizes, num_elements
 from autoshard.graph.pointwise import check_expression, count, factor
-from autoshard.graph.recurrent_kinds import CausalConv, GatedDeltaRule, StateSpaceScan
+from autoshard.graph.recurrent_kinds import CausalConv, GatedDeltaRule, LightningAttention, StateSpaceScan
 from autoshard.graph.routing_kinds import Combine, Dispatch, SumRest, TopKGate
 from autoshard.graph.stream_kinds import CollapseStreams, ExpandStreams, MeanStreams, RepeatStreams, StreamWeights
 
@@ -257,6 +257,7 @@ KINDS: dict[str, OperatorKind] = {
     "causal_conv": CausalConv(),
     "gated_delta_rule": GatedDeltaRule(),
     "state_space_scan": StateSpaceScan(),
+    "lightning_attention": LightningAttention(),
     "repeat_streams": RepeatStreams(),
     "mean_streams": MeanStreams(),
     "stream_weights": StreamWeights(),

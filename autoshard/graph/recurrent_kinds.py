@@ -8,7 +8,9 @@ from autoshard.graph.score_tiles import most_scan_scores
 
 DELTA_CHUNK = 64
 """Tokens of a chunk of the gated delta rule: flash-linear-attention's and transformers'."""
-RECURRENCES = ("causal_conv", "gated_delta_rule", "state_space_scan")
+WITH_STATES = ("gated_delta_rule", "state_space_scan", "lightning_attention")
+"""Kinds that stand in attention's place, and hand a state from token to token."""
+RECURRENCES = ("causal_conv", *WITH_STATES)
 """Kinds that go through the sequence in its order, and need the whole of it."""
 
 
@@ -122,8 +124,8 @@ class StateSpaceScan(OperatorKind):
 
     def flops(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
         width, state, seq = sizes["mamba_headdim"], sizes["mamba_state"], sizes["seq"]
-        chunk = min(float(str(op.attributes["chunk_size"])), seq)
-        head = 2 * chunk * width + 4 * width * state + 2 * chunk
+        chunk = _chunk(op, seq)
+        head = _flops_of_head(chunk, width, state)
         return head * num_elements(graph, op.inputs[1], sizes) + 2 * chunk * num_elements(graph, op.inputs[2], sizes)
 
     def matmul_shape(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[float, float, float]:
@@ -145,11 +147,65 @@ class StateSpaceScan(OperatorKind):
         states of 64 to 256, heads in one to eight groups.
         """
         seq, width, state, heads = (sizes[dim] for dim in ("seq", "mamba_headdim", "mamba_state", "mamba_head"))
-        chunk = min(float(str(op.attributes["chunk_size"])), seq)
+        chunk = _chunk(op, seq)
         at_once = most_scan_scores(sizes.get("mamba_group", 1.0) * heads, seq * chunk) / (seq * chunk)
         of_head = 2.65 * chunk + 10.5 * width + 3.3 * width * state / chunk + 1.2 * state
         of_token = at_once * of_head + max(1.0, at_once / heads) * 6.1 * state
         return graph.summed_bytes(op.inputs[0]) * sizes["batch"] * seq * of_token
+
+
+class LightningAttention(OperatorKind):
+    """Linear attention whose states fade at fixed rates (Qin et al. 2024, arXiv 2401.04658), in chunks of the attribute
+    chunk_size tokens.
+
+    q, k, v: batch seq lightning_head headdim, of which it takes the silu. The state of a head, [headdim, headdim], is
+    multiplied by exp(-rate) at each token, where the attribute rates has one of each head, and k v^T is added. The
+    output, like v, is the state times q. This is Mamba-2's state space with a B and C for each head. Not split over the
+    sequence. Computed in FP32; keeps its inputs, backward computes the states again.
+    """
+
+    def flops(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
+        width, chunk = sizes["headdim"], _chunk(op, sizes["seq"])
+        head = _flops_of_head(chunk, width, width) + 2 * chunk * width
+        return head * num_elements(graph, op.inputs[0], sizes) / width
+
+    def matmul_shape(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[float, float, float]:
+        width = sizes["headdim"]
+        return _as_product(self.flops(op, graph, sizes), num_elements(graph, op.inputs[0], sizes) / width, width)
+
+    def backward_flops_ratio(self, op: Operator, graph: Graph) -> float:
+        return 3.0
+
+    def saved_inputs(self, op: Operator, graph: Graph) -> tuple[int, ...]:
+        return (0, 1, 2)
+
+    def inner_backward_bytes(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
+        """Bytes of the FP32 numbers that the torch runtime holds of the heads that it works off at once, as it computes
+        forward again and goes back, beside the gradients of all inputs: these are not there by then, unless it works
+        off some heads at a time.
+
+        It holds most of scores, or of states. Exact to a part in a thousand of what it holds on fake tensors, in BF16:
+        chunks of 64 to 512, heads of 64 to 256, all at once and some.
+        """
+        width, heads, tokens = sizes["headdim"], sizes["lightning_head"], sizes["batch"] * sizes["seq"]
+        chunk, gradients = _chunk(op, sizes["seq"]), 0.0
+        scores = sizes["seq"] * chunk
+        at_once = most_scan_scores(heads, scores) / scores
+        if at_once == heads:
+            gradients = sum(num_elements(graph, name, sizes) * graph.tensors[name].element_bytes for name in op.inputs)
+        of_head = max(11 * width + 2 * chunk, 10.5 * width + 3 * width**2 / chunk + chunk)
+        return graph.summed_bytes(op.inputs[0]) * at_once * (of_head * tokens + chunk**2) - gradients
+
+
+def _chunk(op: Operator, seq: float) -> float:
+    """Tokens of a chunk, of which the attribute chunk_size says the most."""
+    return min(float(str(op.attributes["chunk_size"])), seq)
+
+
+def _flops_of_head(chunk: float, width: float, state: float) -> float:
+    """FLOPs of a head and token that is scanned, but for the products of what tokens tell and ask, which heads may
+    share. width, state: dims of a state."""
+    return 2 * chunk * width + 4 * width * state + 2 * chunk
 
 
 def _as_product(flops: float, rows: float, columns: float) -> tuple[float, float, float]:

@@ -41,7 +41,7 @@ from autoshard.spec.dropout import Dropout
 from autoshard.spec.hyper_connections import HyperConnections
 from autoshard.spec.indexer import Indexer
 from autoshard.spec.latent_attention import LatentAttention
-from autoshard.spec.linear_attention import LinearAttention, Mamba, ShortConv
+from autoshard.spec.linear_attention import LightningAttention, LinearAttention, Mamba, ShortConv
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.multipliers import Multipliers
 from autoshard.spec.prediction import MultiTokenPrediction
@@ -50,6 +50,7 @@ from autoshard.spec.rope import RopeScaling
 from autoshard.spec.router import Router
 from autoshard.spec.traced import TracedGraph, TracedOperator, TracedParameter
 from autoshard.spec.training import Precision, TrainingSpec
+from autoshard.spec.weighted_residual import WeightedResidual
 
 TYPES = {
     "model": ModelSpec,
@@ -71,9 +72,11 @@ TYPES = {
     "multipliers": Multipliers,
     "branch_multipliers": BranchMultipliers,
     "branch_norms": BranchNorms,
+    "weighted_residual": WeightedResidual,
     "multi_token_prediction": MultiTokenPrediction,
     "conv": ShortConv,
     "linear_attention": LinearAttention,
+    "lightning_attention": LightningAttention,
     "mamba": Mamba,
     "training": TrainingSpec,
     "precision": Precision,

@@ -68,6 +68,26 @@ class LinearAttention:
 
 
 @dataclass(frozen=True)
+class LightningAttention:
+    """Sizes of lightning attention, under the names of MiniMax-Text-01's Hugging Face config. It has as many heads as
+    attention has query heads, and as wide ones.
+
+    block_size: Tokens of a chunk, within which the recurrence is a matrix product.
+
+    Raises AutoshardError for a size that is no count.
+    """
+
+    block_size: Count
+
+    def __post_init__(self) -> None:
+        check_integer("lightning_attention", "block_size", self.block_size)
+
+    def shrunk(self) -> LightningAttention:
+        """The same with short chunks."""
+        return LightningAttention(SMALL)
+
+
+@dataclass(frozen=True)
 class Mamba:
     """Sizes of Mamba-2's state space, under the names of Granite's Hugging Face config.
 

@@ -22,7 +22,7 @@ from autoshard.spec.dropout import NO_DROPOUT, Dropout
 from autoshard.spec.hyper_connections import HyperConnections
 from autoshard.spec.indexer import Indexer
 from autoshard.spec.latent_attention import LatentAttention
-from autoshard.spec.linear_attention import LinearAttention, Mamba, ShortConv
+from autoshard.spec.linear_attention import LightningAttention, LinearAttention, Mamba, ShortConv
 from autoshard.spec.model_checks import check_model
 from autoshard.spec.model_types import (
     ALL_HEADS,
@@ -50,6 +50,7 @@ from autoshard.spec.prediction import MultiTokenPrediction
 from autoshard.spec.rope import RopeScaling
 from autoshard.spec.router import Router
 from autoshard.spec.traced import TracedGraph
+from autoshard.spec.weighted_residual import WeightedResidual
 
 KIND_FIELDS = ("layer_types", "mlp_layer_types", "position_types", "gate_types", "indexer_types")
 """Fields with a word for each block: blocks of the same words are of one kind, and are built and priced alike."""
@@ -88,10 +89,10 @@ class ModelSpec:
         positions turn.
     use_parallel_residual: Whether attention and MLP both read the block's input.
     layer_types: Of each block, what mixes its tokens: full_attention | sliding_attention | chunked_attention |
-        block_sparse_attention (with block_indexer) | linear_attention | mamba | conv | hybrid (falcon_h1: full
-        attention and mamba side by side) | none (nemotron_h: it has an MLP instead); with compressed_attention
-        sliding_attention | compressed_sparse_attention | heavily_compressed_attention; absent where all blocks have the
-        same attention.
+        block_sparse_attention (with block_indexer) | linear_attention | lightning_attention | mamba | conv | hybrid
+        (falcon_h1: full attention and mamba side by side) | none (nemotron_h: it has an MLP instead); with
+        compressed_attention sliding_attention | compressed_sparse_attention | heavily_compressed_attention; absent
+        where all blocks have the same attention.
     mlp_layer_types: Of each block of a mixture, dense (an MLP of dense_intermediate_size) | sparse (experts) | hashed
         (deepseek_v4: experts that a table of tokens chooses); of each block of nemotron_h also none (its tokens are
         mixed instead); absent where all blocks are alike.
@@ -105,11 +106,14 @@ class ModelSpec:
     indexer_types: Of each block, full (an indexer of its own) | shared (it sees the keys that the last block before it
         with an indexer chose); absent where all have their own, if there is an indexer.
     linear_attention: Sizes of the blocks that are linear_attention in layer_types; absent without such blocks.
+    lightning_attention: Sizes of the blocks that are lightning_attention in layer_types; absent without such blocks.
     mamba: Sizes of the blocks that are mamba or hybrid in layer_types; absent without such blocks.
     conv: Sizes of the blocks that are conv in layer_types; absent without such blocks.
     multipliers: Constants by which embeddings, scores, residuals and logits are scaled; absent where none is.
     branch_multipliers: Constants by which embeddings and the branches of each block are scaled; absent where none is.
     branch_norms: Norms, and perhaps gates, behind attention and MLP; absent where they are as the others, or none is.
+    weighted_residual: Weights with which attention and MLP join what they read, where the residual stream is the output
+        of the norms before them (minimax); absent where it is their input.
     latent_attention: Widths of multi-head latent attention; absent where a block has none.
     compressed_attention: Sizes of attention to a window and to compressed pieces of the sequence; absent where blocks
         have another one.
@@ -189,11 +193,13 @@ class ModelSpec:
     gate_types: Annotated[tuple[str, ...], Absence.WRITTEN, Limit(most_items=MOST_REPEATED)] = ()
     indexer_types: Annotated[tuple[str, ...], Absence.WRITTEN, Limit(most_items=MOST_REPEATED)] = ()
     linear_attention: Annotated[LinearAttention | None, Absence.WRITTEN] = None
+    lightning_attention: Annotated[LightningAttention | None, Absence.WRITTEN] = None
     mamba: Annotated[Mamba | None, Absence.WRITTEN] = None
     conv: Annotated[ShortConv | None, Absence.WRITTEN] = None
     multipliers: Annotated[Multipliers | None, Absence.WRITTEN] = None
     branch_multipliers: Annotated[BranchMultipliers | None, Absence.WRITTEN] = None
     branch_norms: Annotated[BranchNorms | None, Absence.WRITTEN] = None
+    weighted_residual: Annotated[WeightedResidual | None, Absence.WRITTEN] = None
     latent_attention: Annotated[LatentAttention | None, Absence.WRITTEN] = None
     compressed_attention: Annotated[CompressedAttention | None, Absence.WRITTEN] = None
     hyper_connections: Annotated[HyperConnections | None, Absence.WRITTEN] = None

@@ -18,7 +18,7 @@ from autoshard.spec.dropout import Dropout
 from autoshard.spec.hyper_connections import HyperConnections
 from autoshard.spec.indexer import Indexer
 from autoshard.spec.latent_attention import LatentAttention
-from autoshard.spec.linear_attention import LinearAttention, Mamba, ShortConv
+from autoshard.spec.linear_attention import LightningAttention, LinearAttention, Mamba, ShortConv
 from autoshard.spec.model_types import (
     BLOCK_SPARSE,
     BOTH,
@@ -52,6 +52,7 @@ from autoshard.spec.prediction import MultiTokenPrediction
 from autoshard.spec.rope import RopeScaling
 from autoshard.spec.router import Router
 from autoshard.spec.traced import TracedGraph
+from autoshard.spec.weighted_residual import WeightedResidual
 from autoshard.units import counted
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ def check_model(model: ModelSpec) -> None:
     """Raises AutoshardError with the first thing that is wrong with a model."""
     _check_fields(model)
     _check_needed(model, "hyper_connections", HyperConnections, "an hc_mult")
+    _check_needed(model, "weighted_residual", WeightedResidual, "factors")
     _check_compressed_attention(model)
     _check_attention(model)
     _check_latent_attention(model)
@@ -425,7 +427,9 @@ def _check_kinds(model: ModelSpec) -> None:
     if SPARSE in model.mlp_layer_types and not model.is_moe:
         raise AutoshardError(f"mlp_layer_types of {model.name} has {SPARSE}, but num_local_experts=0")
     used = {RECURRENT.get(word) for word in model.layer_types}
-    for field, kind in (("linear_attention", LinearAttention), ("mamba", Mamba), ("conv", ShortConv)):
+    sizes: dict[str, type] = {"linear_attention": LinearAttention, "lightning_attention": LightningAttention}
+    sizes |= {"mamba": Mamba, "conv": ShortConv}
+    for field, kind in sizes.items():
         value = getattr(model, field)
         if not isinstance(value, (kind, type(None))):
             raise AutoshardError(f"{field}={show(value)} of {model.name} must be an object with sizes")

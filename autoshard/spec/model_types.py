@@ -22,6 +22,7 @@ EACH_HEAD, ALL_HEADS, EACH_NUMBER = "each_head", "all_heads", "each_number"
 NEEDED_FIELDS = (
     *("latent_attention", "indexer", "chunked_attention", "branch_multipliers"),
     *("compressed_attention", "hyper_connections", "branch_norms", "moe_latent_size"),
+    "weighted_residual",
 )
 OPTIONAL_FIELDS = (
     "multi_token_prediction",
@@ -448,6 +449,7 @@ _BUILT_IN = {
         needs=_CHOOSES,
         may_have=("indexer_types", "kv_source_layers"),
     ),
+    "minimax": Family("minimax", experts=_MIXTURE, needs=("weighted_residual",)),
     TRACED: Family("traced", is_published=False, activations=(TRACED,), experts=_MIXTURE, has_optional_experts=True),
 }
 FAMILIES = Table[Family]("models", lambda value: isinstance(value, Family), "a Family", _BUILT_IN)
@@ -466,13 +468,17 @@ MOST_REPEATED = 10_000
 LONGEST_NAME = 200
 FULL_ATTENTION, SLIDING_ATTENTION = "full_attention", "sliding_attention"
 LINEAR_ATTENTION, MAMBA, CONV = "linear_attention", "mamba", "conv"
+LIGHTNING = "lightning_attention"
 HYBRID = "hybrid"
 """Word of layer_types of families with has_two_mixers, for blocks with full attention and a state space."""
-RECURRENT: Mapping[str, str] = {LINEAR_ATTENTION: LINEAR_ATTENTION, MAMBA: MAMBA, CONV: CONV, HYBRID: MAMBA}
+RECURRENT: Mapping[str, str] = {
+    **{word: word for word in (LINEAR_ATTENTION, LIGHTNING, MAMBA, CONV)},
+    HYBRID: MAMBA,
+}
 """Words of layer_types for blocks that mix tokens by a recurrence or a convolution, perhaps beside attention -> the
 field that has its sizes."""
 ATTENTION_TYPES = (FULL_ATTENTION, SLIDING_ATTENTION)
-LAYER_TYPES = (*ATTENTION_TYPES, LINEAR_ATTENTION, MAMBA, CONV)
+LAYER_TYPES = (*ATTENTION_TYPES, LINEAR_ATTENTION, LIGHTNING, MAMBA, CONV)
 CHUNKED_ATTENTION = "chunked_attention"
 BLOCK_SPARSE = "block_sparse_attention"
 """Word of layer_types for attention to blocks of keys, of families that may have a block_indexer."""

@@ -313,11 +313,20 @@ def norm_of_weighed_heads(b: GraphBuilder, model: ModelSpec, name: str, x: str) 
     return b.operator("norm", name, inputs, dims, dims[:-1], function="layer", eps=model.norm_eps)
 
 
-def norm_over_heads(b: GraphBuilder, model: ModelSpec, name: str, x: str, heads: int, groups: bool = False) -> str:
+def norm_over_heads(
+    b: GraphBuilder,
+    model: ModelSpec,
+    name: str,
+    x: str,
+    heads: int,
+    groups: bool = False,
+    eps: float | None = None,
+) -> str:
     """Append an RMS norm over all heads of x [batch, seq, heads, width of a head], and return its output.
 
     heads: as published; padding counts for nothing. A rank that has some of the heads sums squares with the others.
-    groups: x has a dim of groups before its heads, and the norm is over those of each group.
+    groups: x has a dim of groups before its heads, and the norm is over those of each group. eps: where it is another
+    than norm_eps.
     """
     dims = b.dims(x)
     over = dims[3:] if groups else dims[2:]
@@ -329,7 +338,7 @@ def norm_over_heads(b: GraphBuilder, model: ModelSpec, name: str, x: str, heads:
         dims,
         dims[:-1],
         function="rms",
-        eps=model.norm_eps,
+        eps=model.norm_eps if eps is None else eps,
         over=over,
         width=heads * b.size(dims[-1]),
     )

@@ -14,12 +14,13 @@ from autoshard.spec.dropout import Dropout
 from autoshard.spec.hyper_connections import HyperConnections
 from autoshard.spec.indexer import Indexer
 from autoshard.spec.latent_attention import LatentAttention
-from autoshard.spec.linear_attention import LinearAttention, Mamba, ShortConv
+from autoshard.spec.linear_attention import LightningAttention, LinearAttention, Mamba, ShortConv
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.multipliers import Multipliers
 from autoshard.spec.prediction import MultiTokenPrediction
 from autoshard.spec.rope import RopeScaling
 from autoshard.spec.router import Router
+from autoshard.spec.weighted_residual import WeightedResidual
 from tests.traced_models import ODD
 
 LLAMA = ModelSpec(
@@ -363,6 +364,27 @@ MODELS["minimax m2"] = replace(
 )
 MODELS["olmoe"] = replace(LLAMA, model_type="olmoe", num_local_experts=8, num_experts_per_tok=3, norm_topk_prob=False)
 MODELS["flex olmo"] = replace(MODELS["olmoe"], model_type="flex_olmo", num_experts_per_tok=8)
+MODELS["minimax text"] = replace(
+    LLAMA,
+    model_type="minimax",
+    head_dim=16,
+    partial_rotary_factor=0.5,
+    num_local_experts=4,
+    num_experts_per_tok=2,
+    layer_types=("lightning_attention", "full_attention", "lightning_attention", "lightning_attention"),
+    lightning_attention=LightningAttention(6),
+    weighted_residual=WeightedResidual(3.5, 1.0, 2.5, 0.5, 1.5, 1.0),
+)
+# 6 heads, 2 of keys: tp=4 pads those of lightning attention, and copies these
+MODELS["minimax text of 6 heads"] = replace(
+    MODELS["minimax text"],
+    num_attention_heads=6,
+    num_key_value_heads=2,
+    tie_word_embeddings=True,
+    sliding_window=5,
+    layer_types=("lightning_attention", "sliding_attention") * 2,
+    weighted_residual=WeightedResidual(1.0, 0.75, 1.0, 1.0, 1.0, 2.0),
+)
 MODELS["minimax m2, shared heads"] = replace(MODELS["minimax m2"], num_attention_heads=6, num_key_value_heads=2)
 MODELS["granite"] = replace(
     LLAMA, model_type="granite", tie_word_embeddings=True, multipliers=Multipliers(12.0, 0.25, 0.22, 8.0)

@@ -1245,6 +1245,29 @@ CASES[4] |= {
     "muse glimmer, tp x pp": ("muse glimmer", strategy(tp=2, pp=2, layers=(3, 1), recompute="full"), 3),
 }
 
+CASES[2] |= {
+    "minimax text, tp": ("minimax text", strategy(tp=2, recompute="attention_norm+core_attention"), 2),
+    "minimax text, tp, no sequence parallel, plain": ("minimax text", strategy(tp=2, sp=False, kernel="plain"), 2),
+    "minimax text, pp, uneven, zero bubble": (
+        "minimax text",
+        strategy(pp=2, layers=(3, 1), schedule="zero_bubble", recompute=("attention", "mlp")),
+        3,
+    ),
+    "minimax text, pp, interleaved, tied": ("minimax text of 6 heads", strategy(pp=2, vpp=2), 2),
+    "minimax text, dp, ep, ZeRO-2": ("minimax text", strategy(dp=2, ep=2, zero=2, mbs=2), 2),
+    "minimax text, dp, ZeRO-3": ("minimax text of 6 heads", strategy(dp=2, zero=3, mbs=2), 2),
+    "minimax text, cp, ep over cp": ("minimax text", strategy(cp=2, ep=2, recompute="full"), 2),
+    "minimax text, zigzag ring": ("minimax text", strategy(cp=2, ep=2, attention="zigzag_ring"), 2),
+    "packed documents, minimax text, ulysses": ("minimax text", strategy(cp=2, ep=2, attention="ulysses"), 2),
+}
+CASES[4] |= {
+    "minimax text, padded heads": ("minimax text of 6 heads", strategy(tp=4, recompute="residual+mlp_norm"), 2),
+    "minimax text, tp x pp": ("minimax text", strategy(tp=2, pp=2, layers=(3, 1), recompute="full"), 3),
+    "minimax text, tp x cp": ("minimax text of 6 heads", strategy(tp=2, cp=2, ep=2, recompute="mlp"), 2),
+    "minimax text, ep x tp": ("minimax text", strategy(tp=2, dp=2, ep=2, sp=False), 2),
+    "minimax text, whole experts over tp and dp": ("minimax text", strategy(tp=2, dp=2, ep=4, etp=1), 2),
+}
+
 MOST_OF_A_FAMILY, MOST_OF_A_LAYOUT = 1, 1
 """How many layouts of each of LATER_FAMILIES are tried, and how many families with the same layout where there are more
 than two ranks: the first ones. With two ranks a family is tried that no more ranks try and that has an operator of a
@@ -1282,6 +1305,7 @@ LATER_FAMILIES = (
         "vaultgemma",
         "minicpm3",
         "mistral_large4_text",
+        "minimax",
     ),
 )
 FURTHER = {

@@ -1325,6 +1325,26 @@ CONFIGS["minimax m2"] = {
     "num_local_experts": 8,
     "num_experts_per_tok": 3,
 }
+MINIMAX_TEXT = {
+    **SMALL,
+    "model_type": "minimax",
+    "num_hidden_layers": 3,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "block_size": 10,
+    **NO_TOKENS,
+}
+CONFIGS["minimax text"] = {
+    **MINIMAX_TEXT,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+    "head_dim": 16,
+    "full_attn_alpha_factor": 1.5,
+    "full_attn_beta_factor": 0.75,
+    "linear_attn_alpha_factor": 3.5,
+    "mlp_alpha_factor": 2.5,
+    "mlp_beta_factor": 1.25,
+}
+CONFIGS["minimax text, a window, tied"] = {**MINIMAX_TEXT, "sliding_window": 9, "tie_word_embeddings": True}
 CONFIGS["minimax m2, whole heads turn"] = {
     **SMALL,
     "model_type": "minimax_m2",

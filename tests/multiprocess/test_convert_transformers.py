@@ -36,6 +36,7 @@ CHOSEN = (
     "glm 5.3",
     "hy4",
     "minimax m3",
+    "minimax text",
     "longcat",
     "muse glimmer",
     "muse spark",

@@ -26,12 +26,14 @@ from autoshard.runtime.torch_backend.recurrences import (
     _activated,
     _convolved,
     _delta_rule,
+    _lightning,
     _scan,
     gated_delta_rule,
+    lightning_attention,
     state_space_scan,
 )
 from autoshard.runtime.torch_backend.run_again import WHOLE
-from autoshard.spec.linear_attention import LinearAttention, Mamba
+from autoshard.spec.linear_attention import LightningAttention, LinearAttention, Mamba
 from autoshard.spec.model import ModelSpec
 from benchmarks.graph_counts import measure
 from tests.cases import some
@@ -181,6 +183,28 @@ def scan_in_chunks(*values: torch.Tensor, starts: torch.Tensor | None = None) ->
     return _scan(*grouped, chunk=16, starts=starts).squeeze(2)
 
 
+def lightning_inputs(dtype: torch.dtype, seq: int) -> Values:
+    return numbers(dtype, *((BATCH, seq, HEADS, KEY),) * 3)
+
+
+RATES = (1.5, 0.2, 1e-5)
+
+
+def lightning_token_by_token(*values: torch.Tensor) -> torch.Tensor:
+    q, k, v = map(F.silu, values)
+    kept = torch.tensor(RATES, dtype=v.dtype).neg().exp().view(HEADS, 1, 1)
+    state, out = v.new_zeros(BATCH, HEADS, KEY, KEY), []
+    for token in range(v.shape[1]):
+        state = state * kept + k[:, token].unsqueeze(-1) * v[:, token].unsqueeze(-2)
+        out.append((q[:, token].unsqueeze(-2) @ state).squeeze(-2))
+    return torch.stack(out, 1)
+
+
+def lightning_in_chunks(*values: torch.Tensor, starts: torch.Tensor | None = None) -> torch.Tensor:
+    q, k, v = values
+    return _lightning(q, k, v, torch.tensor(RATES, dtype=v.dtype), chunk=16, starts=starts)
+
+
 def conv_inputs(dtype: torch.dtype, seq: int) -> Values:
     return numbers(dtype, (BATCH, seq, HEADS, KEY), (HEADS, KEY, 4), (HEADS, KEY))
 
@@ -210,6 +234,14 @@ def with_gradients(function: Function, values: Values) -> Values:
     return out.detach(), *torch.autograd.grad((out * weights).sum(), values)
 
 
+@pytest.mark.parametrize("seq", [1, 40, DELTA_CHUNK, 2 * DELTA_CHUNK + 5])
+def test_lightning_attention_in_chunks_is_the_recurrence(seq: int) -> None:
+    """transformers has no function of it by itself: test_transformers.py compares whole models."""
+    values = lightning_inputs(torch.float64, seq)
+    found, expected = (with_gradients(one, values) for one in (lightning_in_chunks, lightning_token_by_token))
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
 @EVERY
 @pytest.mark.parametrize("seq", [1, 40, DELTA_CHUNK, 2 * DELTA_CHUNK + 5])
 def test_chunks_are_the_recurrence(
@@ -231,6 +263,7 @@ DOCUMENTS = ((70, 1, 2, 64, 23), (160,))
         (partial(_delta_rule, by_channel=True), channel_inputs, 5),
         (partial(_delta_rule, by_channel=True, lower_bound=-5.0), channel_inputs, 5),
         (scan_in_chunks, scan_inputs, 4),
+        (lightning_in_chunks, lightning_inputs, 3),
         (partial(_convolved), conv_inputs, 1),
         (partial(_activated), conv_inputs, 1),
     ],
@@ -337,11 +370,24 @@ def test_a_scan_in_slices_is_the_same(
         torch.testing.assert_close(sliced, whole, rtol=1e-12, atol=1e-12)
 
 
+def test_lightning_attention_of_some_heads_at_a_time_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    program, step = program_of(MODELS["minimax text of 6 heads"], "lightning_attention", 11)
+    shape = tuple(program.graph.sizes[dim] for dim in program.graph.tensors[step.operator.output].dims)
+    found = []
+    for heads_at_once in (4, 6):
+        monkeypatch.setattr(score_tiles, "SCORES_AT_ONCE", heads_at_once * 11 * 6)
+        values = numbers(torch.float64, shape, shape, shape)
+        found.append(with_gradients(lightning_attention(Context(program, None), step), values))
+    torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)
+
+
 MODEL_OF = {
     "gated_delta_rule": "qwen3-next-80b-a3b",
     "by channel": "kimi-linear-48b-a3b",
     "state_space_scan": "granite-4.0-h-micro",
+    "lightning_attention": "minimax-text-01",
 }
+FIELD_OF = {"state_space_scan": "mamba", "lightning_attention": "lightning_attention"}
 MAMBA, LINEAR = load_model("granite-4.0-h-micro").mamba, load_model("qwen3-next-80b-a3b").linear_attention
 KIMI = load_model("kimi-linear-48b-a3b").linear_attention
 
@@ -350,6 +396,8 @@ KIMI = load_model("kimi-linear-48b-a3b").linear_attention
     ("kind", "sizes", "close"),
     [
         *(("gated_delta_rule", LINEAR, 1e-3), ("by channel", KIMI, 0.01), ("state_space_scan", MAMBA, 0.04)),
+        ("lightning_attention", LightningAttention(256), 1e-3),
+        ("lightning_attention", LightningAttention(64), 1e-3),
         *some(
             [
                 ("state_space_scan", Mamba(32, 64, 128, 4, 128, True, 4), 0.05),
@@ -361,12 +409,11 @@ KIMI = load_model("kimi-linear-48b-a3b").linear_attention
     ],
 )
 def test_backward_holds_what_is_planned(kind: str, sizes: Any, close: float) -> None:
-    """Beside its inputs, its output and the gradient of that. The scan's 64 heads of a chunk of 256 are two tiles, as
-    are Kimi's 32 heads. The delta rule has one sequence, of which it holds most."""
-    field = "mamba" if kind == "state_space_scan" else "linear_attention"
-    model = replace(load_model(MODEL_OF[kind]), **{field: sizes})
+    """Beside its inputs, its output and the gradient of that. 64 heads of a chunk of 256 are two tiles, as are Kimi's
+    32 heads; those of a chunk of 64 are one. The delta rule has one sequence, of which it holds most."""
+    model = replace(load_model(MODEL_OF[kind]), **{FIELD_OF.get(kind, "linear_attention"): sizes})
     kind, length = ("gated_delta_rule", 4096) if kind == "by channel" else (kind, 2048)
-    program, step = program_of(model, kind, length, batch=BATCH if kind == "state_space_scan" else 1)
+    program, step = program_of(model, kind, length, batch=BATCH if kind in FIELD_OF else 1)
     graph = program.graph
     shapes = [[graph.sizes[dim] for dim in graph.tensors[name].dims] for name in step.operator.inputs]
     with FakeTensorMode():

@@ -18,7 +18,7 @@ from tests.spmd.experts import combine, dispatch, sum_rest, top_k_gate
 from tests.spmd.indexer import choose_blocks, choose_keys, choose_pools
 from tests.spmd.place import Gradients, Place, Report, Result, contract
 from tests.spmd.pointwise import pointwise
-from tests.spmd.recurrences import causal_conv, gated_delta_rule, state_space_scan
+from tests.spmd.recurrences import causal_conv, gated_delta_rule, lightning_attention, state_space_scan
 from tests.spmd.rotation import rotated
 from tests.spmd.streams import collapse_streams, expand_streams, mean_streams, repeat_streams, stream_weights
 
@@ -435,6 +435,7 @@ KERNELS: dict[str, Callable[..., Result]] = {
     "causal_conv": causal_conv,
     "gated_delta_rule": gated_delta_rule,
     "state_space_scan": state_space_scan,
+    "lightning_attention": lightning_attention,
     "repeat_streams": repeat_streams,
     "mean_streams": mean_streams,
     "stream_weights": stream_weights,

@@ -1,4 +1,5 @@
-"""Causal convolution, gated delta rule and Mamba-2's state space in numpy, token by token, with their gradients."""
+"""Causal convolution, gated delta rule, Mamba-2's state space and lightning attention in numpy, token by token, with
+their gradients."""
 
 from __future__ import annotations
 
@@ -175,5 +176,32 @@ def state_space_scan(
             *(_back(place, one) for one in (by_x, by_raw, by_told, by_asked)),
             *(_over_batch(place, one.sum(0)) for one in of_heads),
         )
+
+    return _back(place, out), backward
+
+
+def lightning_attention(place: Place, q: Array, k: Array, v: Array) -> Result:
+    (queries, keys, values), slopes = zip(*(_silu(_mesh_first(place, x)) for x in (q, k, v)), strict=True)
+    rates = np.zeros(place.graph.sizes["lightning_head"])
+    rates[: len(place.attributes["rates"])] = place.attributes["rates"]
+    own = rates[place.indices("lightning_head", q.shape[-2])]  # [*mesh, head]
+    fading = np.exp(-np.expand_dims(own, len(place.axes)))[..., None, None]
+    state = np.zeros((*values.shape[1:], values.shape[-1]))
+    states, out = [], np.empty_like(values)
+    for token in range(len(values)):
+        state = state * fading + keys[token][..., None] * values[token][..., None, :]
+        states.append(state)
+        out[token] = np.einsum("...kv,...k->...v", state, queries[token])
+
+    def backward(grad: Array) -> Gradients:
+        given, by_state = _mesh_first(place, grad), np.zeros_like(state)
+        found = tuple(np.empty_like(x) for x in (queries, keys, values))
+        for token in reversed(range(len(values))):
+            found[0][token] = np.einsum("...kv,...v->...k", states[token], given[token])
+            by_state = by_state + queries[token][..., None] * given[token][..., None, :]
+            found[1][token] = np.einsum("...kv,...v->...k", by_state, values[token])
+            found[2][token] = np.einsum("...kv,...k->...v", by_state, keys[token])
+            by_state = by_state * fading
+        return tuple(_back(place, one * slope) for one, slope in zip(found, slopes, strict=True))
 
     return _back(place, out), backward

@@ -143,6 +143,8 @@ def test_where_each_family_drops() -> None:
         "glm 5.3, one choice for two blocks",
         "bamba",
         "bamba, 3 heads, biases",
+        "minimax text",
+        "minimax text of 6 heads",
     }
     shared = ("qwen2 moe", "solar open", "hunyuan moe", "granite moe, shared", "granite moe swa")
     expected = {name: 5 if name in shared else 4 - (name in without_attention) for name in counts}

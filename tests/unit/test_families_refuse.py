@@ -62,7 +62,8 @@ STEP_WINDOWS = {"layer_types": ["full_attention", *["sliding_attention"] * 3], "
             {"shared_intermediate_size": 512},
             (
                 "shared_intermediate_size=512 of m is not a key of model_type=granitemoe, which would be another model "
-                "without it; granitemoehybrid or granitemoe_swa or minimax_m2 or minimax_m3_vl_text has it"
+                "without it; granitemoehybrid or granitemoe_swa or minimax_m2 or minimax_m3_vl_text or "
+                "minimax has it"
             ),
         ),
         ("kolibri1", {"sliding_window": None}, "sliding_window=null of m is not supported; a number of tokens is"),
@@ -992,6 +993,22 @@ STEP_WINDOWS = {"layer_types": ["full_attention", *["sliding_attention"] * 3], "
             "minimax_m2",
             {"attn_type_list": [0, 0, 0, 1]},
             "attn_type_list=a list of 4 of m is not supported; a list of 1 alone is: attention in every block",
+        ),
+        (
+            "minimax",
+            {"attn_type_list": [0, 0, 0, 1]},
+            "attn_type_list=a list of 4 of m is not supported; [1, 0, 1, 0] is",
+        ),
+        ("minimax", {"postnorm": False}, "postnorm=False of m is not supported; True is"),
+        ("minimax", {"router_jitter_noise": 0.1}, "router_jitter_noise=0.1 of m is not supported; 0.0 is"),
+        ("minimax", {"mlp_alpha_factor": 0}, "mlp_alpha_factor=0 of m must be a finite number above 0"),
+        (
+            "minimax_m2",
+            {"mlp_alpha_factor": 2.0},
+            (
+                "mlp_alpha_factor=2.0 of m is not a key of model_type=minimax_m2, which would be another model without "
+                "it; minimax has it"
+            ),
         ),
         ("minimax_m2", {"qk_norm_type": "per_head"}, "qk_norm_type='per_head' of m is not supported; per_layer is"),
         ("minimax_m2", {"scoring_func": "softmax"}, "scoring_func='softmax' of m is not supported; sigmoid is"),

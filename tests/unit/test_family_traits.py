@@ -108,7 +108,7 @@ def test_the_constants_of_falcon_h1() -> None:
             {"layer_types": ("hybrid",) * 4},
             (
                 "layer_types='hybrid' of tiny-llama must be one of: full_attention, sliding_attention, "
-                "linear_attention, mamba, conv"
+                "linear_attention, lightning_attention, mamba, conv"
             ),
         ),
     ],
@@ -473,6 +473,9 @@ def test_residual_gates_of_muse_spark_alone() -> None:
     for name, fields, text in (
         ("llama", {"branch_norms": BranchNorms(1e-8)}, "has no branch_norms; that is of muse_glimmer_text, muse_spark"),
         ("muse glimmer", {"branch_norms": None}, "needs branch_norms, which is absent"),
+        ("minimax text", {"weighted_residual": None}, "needs weighted_residual, which is absent"),
+        ("minimax text", {"weighted_residual": 1}, "weighted_residual=1 of tiny-llama must be an object with factors"),
+        ("llama", {"weighted_residual": MODELS["minimax text"].weighted_residual}, "that is of minimax"),
         ("muse glimmer", {"branch_norms": 1}, "branch_norms=1 of tiny-llama must be an object with a post_norm_eps"),
         (
             "muse glimmer",

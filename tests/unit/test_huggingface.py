@@ -266,7 +266,7 @@ def parameters(model: ModelSpec) -> int:
     shared = 3 * hidden * model.shared_expert_intermediate_size
     shared_gate = hidden if shared and model.multipliers is None else 0  # Granite has none
     mixture = router + experts * 3 * hidden * ffn + shared + shared_gate
-    recurrent = sum(word in ("linear_attention", "mamba") for word in model.layer_types)
+    recurrent = sum(word in ("linear_attention", "lightning_attention", "mamba") for word in model.layer_types)
     mixers = (layers - recurrent) * attention + recurrent * recurrence(model)
     return vocabulary + mixers + layers * (mixture + 2 * hidden) + hidden
 
@@ -306,6 +306,9 @@ def recurrence(model: ModelSpec) -> int:
         products = model.hidden_size * (2 * keys + 2 * values + 2 * linear.linear_num_value_heads + values)
         taps = linear.linear_conv_kernel_dim * (2 * keys + values)
         return products + taps + 2 * linear.linear_num_value_heads + linear.linear_value_head_dim
+    if model.lightning_attention is not None:  # q, k, v, a gate and output; a norm of all heads
+        inner = model.num_attention_heads * model.head_dim
+        return 5 * model.hidden_size * inner + inner
     if (mamba := model.mamba) is not None:
         inner, state = mamba.mamba_n_heads * mamba.mamba_d_head, mamba.mamba_n_groups * mamba.mamba_d_state
         # gate, x, B, C, a step of each head; output; taps and their bias; A_log, D and dt_bias; perhaps a norm
@@ -480,6 +483,7 @@ def recurrence(model: ModelSpec) -> int:
         ("olmo3-7b", 7_298_011_136),
         ("olmo3-32b", 32_233_522_176),
         ("minimax-m2", 228_689_748_992),
+        ("minimax-text-01", 456_089_655_296),
         ("qwen3.5-27b", 26_895_998_464),
         ("qwen3.5-35b-a3b", 34_660_610_688),
         ("qwen3.5-397b-a17b", 396_346_350_336),

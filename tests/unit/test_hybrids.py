@@ -17,10 +17,11 @@ from autoshard.layout.buckets import read_in_backward
 from autoshard.layout.context_parallel import with_context_parallel
 from autoshard.layout.mesh import build_mesh
 from autoshard.layout.sharding import stage_program
+from autoshard.models.minimax.graph import rates
 from autoshard.models.registry import load_model
 from autoshard.models.stage import dim_sizes, stage_graph
 from autoshard.spec.cluster import load_cluster
-from autoshard.spec.linear_attention import LinearAttention, Mamba
+from autoshard.spec.linear_attention import LightningAttention, LinearAttention, Mamba
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import TrainingSpec, load_precision
 from tests.multiprocess.models import MODELS
@@ -29,6 +30,7 @@ from tests.multiprocess.plans import strategy
 NEXT, GRANITE, LFM2, KIMI, FALCON = map(
     load_model, ("qwen3-next-80b-a3b", "granite-4.0-h-micro", "lfm2-1.2b", "kimi-linear-48b-a3b", "falcon-h1-7b")
 )
+MINIMAX = load_model("minimax-text-01")
 SEQ = 4096
 TRAINING = TrainingSpec(SEQ, 16, load_precision("mixed_precision"))
 CLUSTER = load_cluster("trn2.48xlarge", nodes=1)
@@ -53,7 +55,7 @@ def test_kinds_of_blocks_are_those_of_the_config() -> None:
     assert not GRANITE.has_rope(5)
 
 
-@pytest.mark.parametrize("model", [NEXT, GRANITE, LFM2, KIMI, FALCON], ids=lambda model: model.name)
+@pytest.mark.parametrize("model", [NEXT, GRANITE, LFM2, KIMI, FALCON, MINIMAX], ids=lambda model: model.name)
 def test_backward_reads_every_matrix_of_a_block(model: ModelSpec) -> None:
     """Under ZeRO-3 each is gathered again for it, be it alone in its bucket, such as a convolution's weight."""
     for layer in model.kinds:
@@ -85,6 +87,28 @@ def test_flops_of_the_state_space_scan() -> None:
     assert 2 * work.matmul[0] * work.matmul[1] * work.matmul[2] == pytest.approx(work.flops, rel=1e-12)
 
 
+def test_flops_of_lightning_attention() -> None:
+    """64 heads of 128 with a state of 128 by 128; in chunks of 256, each head with a square of its own."""
+    each = 2 * 2 * 256 * 128 + 2 * 2 * 128 * 128 + 2 * 256
+    whole, half = program(MINIMAX, 0), program(MINIMAX, 0, tp=2)
+    work = operator_work(whole, step_of(whole, "lightning_attention"))
+    assert work.flops == SEQ * 64 * each
+    assert operator_work(half, step_of(half, "lightning_attention")).flops == work.flops / 2
+
+
+def test_heads_of_lightning_attention_forget_slower_from_block_to_block() -> None:
+    """By 2^(-1/8) to 1/256 a token in the first of 80 blocks, and hardly in the last one."""
+    first, second, last = (rates(MINIMAX, layer) for layer in (0, 1, 79))
+    assert len(first) == 64
+    assert first[0] / (1 + 1e-5) == pytest.approx(2 ** (-1 / 8), rel=1e-14)
+    assert first[-1] / (1 + 1e-5) == pytest.approx(1 / 256, rel=1e-14)
+    assert second[7] / first[7] == pytest.approx(78 / 79, rel=1e-6)
+    assert 0 < last[0] < 1.1e-5
+    graph = stage_graph(MINIMAX, dim_sizes(MINIMAX, 1, SEQ), (6, 7, 8), False, False)
+    told = [op.attributes["rates"] for op in graph.operators if op.kind == "lightning_attention"]
+    assert told == [rates(MINIMAX, 6), rates(MINIMAX, 8)]
+
+
 def test_flops_of_a_convolution() -> None:
     """A product and a sum for each of three taps; with an activation four more. A rank of four has its channels."""
     found = program(LFM2, 0)
@@ -102,6 +126,7 @@ RECURRENT = [
     (LFM2, "causal_conv"),
     (KIMI, "gated_delta_rule"),
     (FALCON, "state_space_scan"),
+    (MINIMAX, "lightning_attention"),
 ]
 
 
@@ -130,7 +155,7 @@ def test_model_flops_count_recurrences() -> None:
     assert longer == pytest.approx(3 * 3 * 16 * each, rel=1e-9)
 
 
-@pytest.mark.parametrize(("model", "kind"), [(NEXT, 0), (GRANITE, 0), (KIMI, 0), (FALCON, 0)])
+@pytest.mark.parametrize(("model", "kind"), [(NEXT, 0), (GRANITE, 0), (KIMI, 0), (FALCON, 0), (MINIMAX, 0)])
 def test_a_block_with_a_recurrence_splits_over_tensor_parallel_ranks(model: ModelSpec, kind: int) -> None:
     one, eight = (
         block_part(model, TRAINING, CLUSTER, local_shape(strategy(tp=tp, dp=64 // tp, layers=(48,))), kind, "none")
@@ -155,6 +180,13 @@ def test_a_block_with_a_recurrence_splits_over_tensor_parallel_ranks(model: Mode
             (
                 "mamba of qwen3-next-80b-a3b must be the sizes of the blocks that are mamba in layer_types, and absent "
                 "without such blocks"
+            ),
+        ),
+        (
+            {"lightning_attention": LightningAttention(256)},
+            (
+                "lightning_attention of qwen3-next-80b-a3b must be the sizes of the blocks that are "
+                "lightning_attention in layer_types, and absent without such blocks"
             ),
         ),
         (
@@ -183,6 +215,8 @@ def test_made_small_they_keep_their_form() -> None:
     groups = replace(GRANITE.mamba, mamba_n_groups=8)
     assert groups.shrunk(1) == Mamba(4, 8, 8, 4, 8, True, 2)
     assert groups.shrunk(4) == Mamba(8, 8, 8, 4, 8, True, 4)
+    assert MINIMAX.lightning_attention is not None
+    assert MINIMAX.lightning_attention.shrunk() == LightningAttention(8)
 
 
 def in_groups(model: ModelSpec, groups: int) -> ModelSpec:

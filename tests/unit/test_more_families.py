@@ -26,10 +26,11 @@ from autoshard.spec.dropout import Dropout
 from autoshard.spec.hyper_connections import HyperConnections
 from autoshard.spec.indexer import Indexer
 from autoshard.spec.latent_attention import LatentAttention
-from autoshard.spec.linear_attention import LinearAttention, Mamba, ShortConv
+from autoshard.spec.linear_attention import LightningAttention, LinearAttention, Mamba, ShortConv
 from autoshard.spec.multipliers import Multipliers
 from autoshard.spec.rope import RopeScaling
 from autoshard.spec.router import Router
+from autoshard.spec.weighted_residual import WeightedResidual
 from tests.multiprocess.models import MODELS
 from tests.unit.family_configs import (
     COHERE_EXPERTS,
@@ -296,6 +297,27 @@ def test_what_a_longcat_config_leaves_out() -> None:
     other = read("longcat_flash", **LONGCAT, **names, zero_expert_num=None, head_dim=64, qk_head_dim=192)
     assert replace(other, zero_expert_num=256) == model
     for one in (model, other, load_model("longcat-flash")):
+        assert from_config(to_config(one), one.name) == one
+
+
+def test_what_a_minimax_text_config_leaves_out() -> None:
+    bare = read("minimax")
+    assert (bare.num_local_experts, bare.num_experts_per_tok, bare.num_key_value_heads) == (8, 2, 8)
+    assert (bare.head_dim, bare.rotary_dim, bare.rope_theta, bare.norm_eps) == (128, 128, 1e6, 1e-5)
+    assert bare.layer_types == ("full_attention", "lightning_attention") * 2
+    assert (bare.lightning_attention, bare.weighted_residual) == (
+        LightningAttention(256),
+        WeightedResidual(*(1.0,) * 6),
+    )
+    words = ["linear_attention"] * 3 + ["full_attention"]
+    factors = {"linear_attn_alpha_factor": 3, "mlp_beta_factor": 0.5, "block_size": 64}
+    model = read("minimax", layer_types=words, attn_type_list=[0, 0, 0, 1], rotary_dim=64, sliding_window=9, **factors)
+    assert model.layer_types == (*("lightning_attention",) * 3, "sliding_attention")
+    assert model.weighted_residual == WeightedResidual(1.0, 1.0, 3.0, 1.0, 1.0, 0.5)
+    assert (model.lightning_attention, model.rotary_dim, model.sliding_window) == (LightningAttention(64), 64, 9)
+    alone = read("minimax", layer_types=["full_attention"] * 4, output_router_logits=True)
+    assert (alone.lightning_attention, alone.layer_types, alone.router_aux_loss_coef) == (None, (), 0.001)
+    for one in (bare, model, alone, load_model("minimax-text-01")):
         assert from_config(to_config(one), one.name) == one
 
 

@@ -196,7 +196,12 @@ def test_norms_over_the_heads_of_several_ranks_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "blocks"), [("qwen3-next-80b-a3b", "linear_attention"), ("granite-4.0-h-tiny", "mamba")]
+    ("name", "blocks"),
+    [
+        ("qwen3-next-80b-a3b", "linear_attention"),
+        ("granite-4.0-h-tiny", "mamba"),
+        ("minimax-text-01", "lightning_attention"),
+    ],
 )
 def test_recurrences_are_refused(name: str, blocks: str) -> None:
     training, cluster = TrainingSpec(4096, 1024, PRECISIONS["mixed_precision"]), load_cluster("trn1.32xlarge", 16)

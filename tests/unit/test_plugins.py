@@ -288,7 +288,8 @@ def test_a_family_has_the_traits_of_those_that_are_built_in(tmp_path: Path, monk
             "needs=('router',)",
             (
                 "needs='router' of family bad must be one of: latent_attention, indexer, chunked_attention, "
-                "branch_multipliers, compressed_attention, hyper_connections, branch_norms, moe_latent_size"
+                "branch_multipliers, compressed_attention, hyper_connections, branch_norms, moe_latent_size, "
+                "weighted_residual"
             ),
         ),
         (

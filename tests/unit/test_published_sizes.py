@@ -184,6 +184,8 @@ PUBLISHED: tuple[tuple[str, Callable[[ModelSpec], int], str, str], ...] = (
     ("mimo-v2-flash", parameter_count, "309e9", "model card, recalled"),
     ("mimo-v2-flash", active, "15e9", "model card, recalled"),
     ("olmo-hybrid-7b", parameter_count, "7e9", "its name"),
+    ("minimax-text-01", parameter_count, "456e9", "abstract of its report"),
+    ("minimax-text-01", active_blocks, "45.9e9", "abstract of its report"),
     ("minimax-m2", parameter_count, "23e10", "README of MiniMax-AI/MiniMax-M2"),
     ("minimax-m2", active, "10e9", "README of MiniMax-AI/MiniMax-M2"),
     ("qwen3-next-80b-a3b", without_tables, "79e9", "model card"),

@@ -39,7 +39,12 @@ from autoshard.runtime.torch_backend.recomputing_ops import (
     WeighedLayerNorm,
     WholeCrossEntropy,
 )
-from autoshard.runtime.torch_backend.recurrences import causal_conv, gated_delta_rule, state_space_scan
+from autoshard.runtime.torch_backend.recurrences import (
+    causal_conv,
+    gated_delta_rule,
+    lightning_attention,
+    state_space_scan,
+)
 from autoshard.runtime.torch_backend.rotation import rotation
 from autoshard.runtime.torch_backend.streams import (
     collapse_streams,
@@ -413,6 +418,7 @@ FACTORIES: dict[str, Callable[[Context, OperatorStep], Kernel]] = {
     "causal_conv": causal_conv,
     "gated_delta_rule": gated_delta_rule,
     "state_space_scan": state_space_scan,
+    "lightning_attention": lightning_attention,
     "repeat_streams": repeat_streams,
     "mean_streams": mean_streams,
     "stream_weights": stream_weights,

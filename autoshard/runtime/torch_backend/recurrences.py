@@ -1,4 +1,5 @@
-"""Computes blocks that mix tokens by a recurrence: causal convolution, gated delta rule, Mamba-2's state space.
+"""Computes blocks that mix tokens by a recurrence: causal convolution, gated delta rule, Mamba-2's state space, and
+lightning attention, which is such a state space.
 
 In FP32 (or FP64), in chunks: within a chunk matrix products, from chunk to chunk the recurrence. They keep their inputs
 alone; backward computes forward again. Where several documents share a row, one more input says where the document of
@@ -289,15 +290,95 @@ def _scan(
     decay = _chunks(_forgets(-a_log.exp() * dt, starts), chunk).permute(0, 3, 4, 1, 2)
     values = _chunks(x * dt.unsqueeze(-1), chunk).permute(0, 3, 4, 1, 2, 5)
     b, c = (_chunks(one, chunk).permute(0, 3, 1, 2, 4).unsqueeze(2) for one in (b, c))
+
+    def output(answers: torch.Tensor) -> torch.Tensor:
+        out = answers.permute(0, 3, 4, 1, 2, 5).flatten(1, 2)[:, :seq]
+        return (out + at_least_fp32(given) * d.unsqueeze(-1)).to(dtype)
+
+    return _answered(c, b, values, decay, output)
+
+
+def _answered(
+    asked: torch.Tensor,
+    told: torch.Tensor,
+    values: torch.Tensor,
+    decay: torch.Tensor,
+    output: Callable[[torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
+    """What `output` makes of the answers, [..., chunk, token, width], of states that fade to what tokens ask of them.
+
+    asked, told: [..., chunk, token, state]; told is what values are added to the state by. values: [..., chunk, token,
+    width]. decay: logarithms [..., chunk or 1, token], which all chunks may share.
+    """
     since, between = decay.cumsum(-1).exp(), _kept_between(decay)
-    inside = ((c @ b.mT) * between) @ values
-    told = values.mT @ (b * between[..., -1, :].unsqueeze(-1))
+    inside = ((asked @ told.mT) * between) @ values
+    states = values.mT @ (told * between[..., -1, :].unsqueeze(-1))
     # a chunk starts with what those before it told, faded by the chunks in between
-    ends = _kept_between(decay.sum(-1)) @ told.flatten(-2)
-    starts = F.pad(ends[..., :-1, :], (0, 0, 1, 0)).view(told.shape)
-    before = (c @ starts.mT) * since.unsqueeze(-1)
-    out = (inside + before).permute(0, 3, 4, 1, 2, 5).flatten(1, 2)[:, :seq]
-    return (out + at_least_fp32(given) * d.unsqueeze(-1)).to(dtype)
+    of_chunks = decay.sum(-1).expand(*decay.shape[:-2], values.shape[-3])
+    ends = _kept_between(of_chunks) @ states.flatten(-2)
+    starts = F.pad(ends[..., :-1, :], (0, 0, 1, 0)).view(states.shape)
+    before = (asked @ starts.mT) * since.unsqueeze(-1)
+    return output(inside + before)
+
+
+def lightning_attention(context: Context, step: OperatorStep) -> Kernel:
+    """The kernel of lightning attention: q, k, v [batch, seq, head, width] -> a tensor like v."""
+    op = step.operator
+    chunk: Any = op.attributes["chunk_size"]
+    rates = _local_rates(context, step)
+
+    def kernel(starts: torch.Tensor | None) -> Kernel:
+        function = partial(_lightning, chunk=chunk, starts=starts)
+
+        def run(*values: torch.Tensor) -> torch.Tensor:
+            _, seq, heads, _ = values[0].shape
+            at_once = scan_tile(1, heads, seq * min(chunk, seq))[1]
+            slices = WHOLE if at_once == heads else Slices((2, 2, 2, 0), at_once)
+            return _in_order(context, step, function, 3, slices)(*values, rates(values[0]))
+
+        return run
+
+    return _told_apart(step, kernel)
+
+
+def _local_rates(context: Context, step: OperatorStep) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A function from a tensor to the rates of fading of this rank's heads [head] beside it, in FP32 at least; heads
+    that are padding do not fade."""
+    published: Any = step.operator.attributes["rates"]
+    position, count = context.piece(step, "lightning_head")
+    padding = context.graph.sizes["lightning_head"] - len(published)
+    whole = torch.tensor((*published, *(0.0,) * padding), dtype=torch.float64)
+
+    def rates(like: torch.Tensor) -> torch.Tensor:
+        dtype = torch.promote_types(like.dtype, torch.float32)
+        place = (step.operator.name, position, count, dtype, like.device)
+        if place not in context.tables:
+            context.tables[place] = whole.chunk(count)[position].to(device=like.device, dtype=dtype)
+        return context.tables[place]
+
+    return rates
+
+
+def _lightning(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    rates: torch.Tensor,
+    *,
+    chunk: int,
+    starts: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Linear attention of the silu of q, k, v [batch, seq, head, width], as Mamba-2's scan with a state for each head.
+    rates: [head]. starts: of documents [batch, seq]."""
+    dtype, (batch, seq, heads, _) = v.dtype, v.shape
+    chunk = min(chunk, seq)
+    # [batch, head, chunk, token, width], each copied once, and not by every product that reads it
+    q, k, v = (F.silu(at_least_fp32(_chunks(x, chunk).permute(0, 3, 1, 2, 4).contiguous())) for x in (q, k, v))
+    if starts is None:
+        decay = -rates.view(1, heads, 1, 1).expand(1, heads, 1, chunk)
+    else:
+        decay = _chunks(_forgets(-rates.expand(batch, seq, heads), starts), chunk).permute(0, 3, 1, 2)
+    return _answered(q, k, v, decay, lambda out: out.to(dtype).permute(0, 2, 3, 1, 4).flatten(1, 2)[:, :seq])
 
 
 def _kept_between(decay: torch.Tensor) -> torch.Tensor:
