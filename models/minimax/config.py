@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Any
 
 from autoshard.models.config_fields import Config, head_dim, partial_rope
@@ -21,6 +20,12 @@ LINEAR = "linear_attention"
 """The word of layer_types for lightning attention."""
 OLD_WORDS = {LINEAR: 0, FULL_ATTENTION: 1}
 """Word of layer_types -> that of attn_type_list, by which the published code knows it."""
+OLD_NAMES = {
+    f"{part}_{letter}_factor": f"layernorm_{part.replace('attn', 'attention')}_{letter}"
+    for part in ("full_attn", "linear_attn", "mlp")
+    for letter in ("alpha", "beta")
+}
+"""Weight of the residual -> its key in the published code, which must say the same where it is given."""
 
 
 def read(config: Config, model_type: str) -> ModelSpec:
@@ -37,6 +42,9 @@ def read(config: Config, model_type: str) -> ModelSpec:
     if LINEAR in words:
         more["layer_types"] = tuple(LIGHTNING if word == LINEAR else attention for word in words)
         more["lightning_attention"] = LightningAttention(block_size)
+    weights = {name: config.positive(name, 1.0) for name in OLD_NAMES}
+    for name, old in OLD_NAMES.items():
+        config.only(old, weights[name])
     width = head_dim(config, "hidden_size", "num_attention_heads")
     turned = config.integer("rotary_dim", width)
     return read_as_llama(
@@ -46,9 +54,7 @@ def read(config: Config, model_type: str) -> ModelSpec:
         **partial_rope(config, DEFAULTS.rope_theta, turned / width),
         num_local_experts=config.value("num_local_experts", 8),
         num_experts_per_tok=config.value("num_experts_per_tok", 2),
-        weighted_residual=WeightedResidual(
-            **{one.name: config.positive(one.name, 1.0) for one in fields(WeightedResidual)}
-        ),
+        weighted_residual=WeightedResidual(**weights),
         **routers_loss(config),
         **more,
     )

@@ -999,6 +999,7 @@ STEP_WINDOWS = {"layer_types": ["full_attention", *["sliding_attention"] * 3], "
             {"attn_type_list": [0, 0, 0, 1]},
             "attn_type_list=a list of 4 of m is not supported; [1, 0, 1, 0] is",
         ),
+        ("minimax", {"layernorm_mlp_alpha": 2.0}, "layernorm_mlp_alpha=2.0 of m is not supported; 1.0 is"),
         ("minimax", {"postnorm": False}, "postnorm=False of m is not supported; True is"),
         ("minimax", {"router_jitter_noise": 0.1}, "router_jitter_noise=0.1 of m is not supported; 0.0 is"),
         ("minimax", {"mlp_alpha_factor": 0}, "mlp_alpha_factor=0 of m must be a finite number above 0"),

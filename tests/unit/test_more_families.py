@@ -310,7 +310,7 @@ def test_what_a_minimax_text_config_leaves_out() -> None:
         WeightedResidual(*(1.0,) * 6),
     )
     words = ["linear_attention"] * 3 + ["full_attention"]
-    factors = {"linear_attn_alpha_factor": 3, "mlp_beta_factor": 0.5, "block_size": 64}
+    factors = {"linear_attn_alpha_factor": 3, "mlp_beta_factor": 0.5, "block_size": 64, "layernorm_mlp_beta": 0.5}
     model = read("minimax", layer_types=words, attn_type_list=[0, 0, 0, 1], rotary_dim=64, sliding_window=9, **factors)
     assert model.layer_types == (*("lightning_attention",) * 3, "sliding_attention")
     assert model.weighted_residual == WeightedResidual(1.0, 1.0, 3.0, 1.0, 1.0, 0.5)
