@@ -17,6 +17,8 @@ MASK_BYTES = 1
 """Of one number of a mask that is made while scores are written out: a truth value."""
 CHOSEN = 3
 """Place of the mask of chosen keys among the inputs of an attention that has one."""
+CAPPED_SCORES = "capped_scores"
+"""What attention saves besides where it writes out scores that have a softcap."""
 
 
 class Attention(OperatorKind):
@@ -92,7 +94,7 @@ class Attention(OperatorKind):
         if op.attributes["kernel"] != "flash":
             written = [Extra("probabilities", element_bytes * rows * graph.sizes["seq"])]
             if op.attributes.get("softcap") is not None:
-                written.append(Extra("capped_scores", element_bytes * rows * graph.sizes["seq"]))
+                written.append(Extra(CAPPED_SCORES, element_bytes * rows * graph.sizes["seq"]))
             if op.attributes.get("sinks"):
                 written.append(Extra("weights_of_sinks", rows_bytes))
             return tuple(written)
@@ -104,6 +106,13 @@ class Attention(OperatorKind):
         if _context_parallel(op) == "ulysses" and sizes["seq"] < graph.sizes["seq"]:
             return (statistics, Extra("output_by_heads", element_bytes * num_elements(graph, op.output, sizes)))
         return (statistics,)
+
+    def own_gradients_bytes(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
+        """Bytes of the gradient of the probabilities, where scores are written out. Those of the scores are written
+        over the probabilities, and with a softcap its slopes are made when the gradient of the probabilities is gone.
+        """
+        capped = (extra.bytes for extra in self.extra_saved(op, graph, sizes) if extra.name == CAPPED_SCORES)
+        return super().own_gradients_bytes(op, graph, sizes) - sum(capped)
 
     def inner_backward_bytes(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
         """Bytes inside a ring's backward at its fullest hop, beyond the gradients that it returns at the end; below 0

@@ -27,12 +27,16 @@ def test_a_norm_over_several_dims_computes_whole_tensors_in_fp32(element_bytes: 
     assert working_bytes(program, step) - statistics == (2 * element_bytes + in_fp32 * 4) * queries
 
 
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
 @pytest.mark.parametrize("seq", [SEQ, 8])
-def test_gradients_of_queries_and_keys_come_when_probabilities_are_gone(seq: int) -> None:
+def test_gradients_of_queries_and_keys_come_when_probabilities_are_gone(name: str, seq: int) -> None:
     """In bf16: where scores are written out, their gradient is there with that of values, while probabilities in FP32
     and their gradient are there of one head. The output's gradient is gone by then. Of few tokens the gradients of
-    queries and keys, which come later, are more."""
-    model = MODELS["llama"]
+    queries and keys, which come later, are more. A softcap, as Gemma 2's, needs no more: its slopes are made when the
+    gradient of the probabilities is gone."""
+    model = MODELS[name]
+    softcap = model.attention_scores is not None and model.attention_scores.attn_logit_softcapping
+    assert bool(softcap) == (name == "gemma2")
     graph = stage_graph(model, dim_sizes(model, 1, seq), range(1), False, False, "plain", element_bytes=2)
     program = stage_program(graph, {}, False)
     step = next(one for one in program.steps if isinstance(one, OperatorStep) and one.operator.kind == "attention")
