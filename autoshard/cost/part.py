@@ -64,7 +64,8 @@ class Part:
     parameters: elements on one rank, by the axes over which their gradient is summed; matrices: those that are neither
     norms nor biases. num_tensors: how many parameters these are.
     weight_gradients_s: of backward, what a schedule may put off, half of each projection's; weights_waiting_bytes: what
-    waits with it; for_weights_bytes: what is there beside working_bytes where it does: else it is given back by then.
+    waits with it; for_weights_bytes: what is there where it does, beside all that kept_bytes, working_bytes and
+    replay_bytes say.
     host_s: of forward and of backward with recompute, what the host needs to launch their operators: neither is faster.
     scores_bytes: one copy of all attention scores, where a kernel writes them.
     moments: of a block's backward. quantized: parameters that products read quantised. frozen: further elements, which

@@ -52,7 +52,7 @@ LawOf = Callable[[str, tuple[str, ...]], CollectiveLaw]
 @dataclass(frozen=True)
 class Recompute:
     """The meaning of a named recompute set for one program. repeated: [start, stop) steps that run forward again.
-    kept_bytes, replay_bytes, segment_bytes, again_bytes, at_weights_bytes: as in Part."""
+    kept_bytes, replay_bytes, segment_bytes, again_bytes, at_weights_bytes, for_weights_bytes: as in Part."""
 
     repeated: tuple[tuple[int, int], ...]
     kept_bytes: float
@@ -60,6 +60,7 @@ class Recompute:
     segment_bytes: float
     again_bytes: float
     at_weights_bytes: float
+    for_weights_bytes: float
 
 
 Issued = tuple[tuple[str, tuple[str, ...], int], ...]
@@ -170,11 +171,6 @@ class ProgramWork:
         """The step that decides `working_bytes`."""
         return _fullest(self._needed_bytes, self.at_steps.tiles)
 
-    @cached_property
-    def fullest_waiting(self) -> Fullest:
-        """The fullest step with all that waits for gradients of weights which are put off."""
-        return _fullest([*map(add, self._needed_bytes, self.at_steps.put_off)], self.at_steps.tiles)
-
     @property
     def working_bytes(self) -> float:
         """Bytes that the fullest step of backward works with, as Part has them."""
@@ -243,30 +239,37 @@ class ProgramWork:
     def recompute(self, name: str) -> Recompute:
         """The meaning of a named recompute set: its segments run forward again, up to where nothing more is needed.
 
-        Of each step forward has, the first time, what its backward holds, and buffers of its own.
+        Of each step forward has, the first time, what its backward holds, and buffers of its own. Where it runs again,
+        of what waits for gradients of weights there is what does when the backward of its segment begins.
         """
         if name not in self._recompute:
             repeated = [segment for segment in segments(self.program, name) if segment.recomputed]
             kept = sum(kept_activations(self.program, name).values())
             saved = [sum(replayed_activations(self.program, one).values()) for one in repeated]
             held, again = held_bytes(self.program, name), replay_held_bytes(self.program, name)
-            working, tiles, forward, forward_tiles, gradients, *_ = self.at_steps
+            working, tiles, forward, forward_tiles, gradients, put_off, _ = self.at_steps
             inside = [*map(add, forward, forward_tiles)]
             ends = any(op.kind in LOSSES for op in self.program.graph.operators)  # there backward has most
             at_first = 0.0 if ends else max(map(add, held, inside), default=0.0)
-            backward_bytes = max(map(sum, zip(held, working, tiles, strict=True)), default=0.0)
-            forward_bytes = (
+            backward = [*map(sum, zip(held, working, tiles, strict=True))]
+            forward_bytes = [
                 max(map(add, again[one.start : one.replay_stop], inside[one.start : one.replay_stop]), default=0.0)
                 + gradients[one.last]
                 for one in repeated
-            )
+            ]
+            waiting_bytes = [
+                *map(add, backward, put_off),
+                *(size + put_off[one.last] for size, one in zip(forward_bytes, repeated, strict=True)),
+            ]
+            most = max([at_first, *backward, *forward_bytes])
             self._recompute[name] = Recompute(
                 tuple((segment.start, segment.replay_stop) for segment in repeated),
                 kept,
-                max(0.0, max([backward_bytes, at_first, *forward_bytes]) - kept - self.working_bytes),
+                max(0.0, most - kept - self.working_bytes),
                 max(saved, default=0.0),
                 sum(saved),
                 max((held[place] + working[place] for place in self.at_weights), default=0.0) - kept,
+                max(0.0, max(waiting_bytes, default=0.0) - max(most, kept + self.working_bytes)),
             )
         return self._recompute[name]
 
@@ -315,7 +318,7 @@ class PricedProgram:
             at_weights_bytes=recompute.at_weights_bytes,
             weight_gradients_s=sum(step.put_off_s for step in self.steps),
             weights_waiting_bytes=work.weights_waiting_bytes,
-            for_weights_bytes=work.fullest_waiting.bytes - work.working_bytes,
+            for_weights_bytes=recompute.for_weights_bytes,
             matrices=work.matrices,
             num_tensors=work.num_tensors,
             moments=work.moments,

@@ -231,14 +231,19 @@ def test_one_gradient_of_two_branches_waits_once() -> None:
     assert at_steps(program_of("cohere")).waiting_bytes == 2 * (BATCH * SEQ * 2) * (inputs + gradients)
 
 
-def test_what_waits_is_there_with_a_tile_of_scores() -> None:
+@pytest.mark.parametrize("recompute", [NO_RECOMPUTE, FULL_RECOMPUTE])
+def test_what_waits_is_there_with_a_tile_of_scores(recompute: str) -> None:
     """At attention that writes scores out, of 4,096 tokens, the inputs of gate and up, down and o_proj wait, 2, 7 and 2
-    MiB, and the gradients of their outputs: 7 each of gate and up, 32 of down and of o_proj, whose ranks sum them."""
+    MiB, and the gradients of their outputs: 7 each of gate and up, 32 of down and of o_proj, whose ranks sum them.
+    Forward, for the first time or again, needs more than backward where nothing waits, but nothing waits there."""
     shape = LocalShape(tp=16, cp=1, ep=1, microbatch_size=1, sequence_parallel=True, attention_kernel="plain")
     program = shape_program(load_model("llama3-8b"), 4096, 1.25, "bfloat16", shape, True, (0,), first=False, last=False)
-    work = ProgramWork(program)
-    for fullest in (work.fullest, work.fullest_waiting):
-        assert fullest.place is not None
-        step = program.steps[fullest.place]
-        assert isinstance(step, OperatorStep) and step.operator.kind == "attention"
-    assert work.fullest_waiting.bytes - work.working_bytes == (2 + 7 + 2 + 2 * 7 + 2 * 32) * MIB
+    work, steps, held = ProgramWork(program), at_steps(program), held_bytes(program, recompute)
+    place = work.fullest.place
+    assert place is not None
+    step = program.steps[place]
+    assert isinstance(step, OperatorStep) and step.operator.kind == "attention"
+    found, waiting_bytes = work.recompute(recompute), (2 + 7 + 2 + 2 * 7 + 2 * 32) * MIB
+    assert found.replay_bytes > 0 and found.for_weights_bytes < waiting_bytes
+    most = found.kept_bytes + found.replay_bytes + work.working_bytes + found.for_weights_bytes
+    assert most == held[place] + steps.working[place] + steps.tiles[place] + waiting_bytes

@@ -52,11 +52,10 @@ class FullestColumns(NamedTuple):
 
 
 class BytesColumns(NamedTuple):
-    """Bytes of programs of one local shape, with an entry for each. working, working_waiting: of ProgramWork.fullest
-    and fullest_waiting. waiting_bytes: what waits for gradients of weights that are put off."""
+    """Bytes of programs of one local shape, with an entry for each. working: of ProgramWork.fullest. waiting_bytes:
+    what waits for gradients of weights that are put off."""
 
     working: FullestColumns
-    working_waiting: FullestColumns
     waiting_bytes: Array
 
 
@@ -123,7 +122,6 @@ def bytes_columns(works: Sequence[ProgramWork]) -> BytesColumns:
     """The bytes of some programs. works: for one sequence a microbatch."""
     return BytesColumns(
         _fullest_columns([_by_growth(work.program, work.fullest) for work in works]),
-        _fullest_columns([_by_growth(work.program, work.fullest_waiting) for work in works]),
         np.array([work.weights_waiting_bytes for work in works], dtype=float),
     )
 

@@ -265,12 +265,13 @@ def stage_law(problem: Problem, shape: LocalShape) -> LawOf:
     return collective_laws(problem.model, problem.cluster, shape)
 
 
-BY_SET = 8
+BY_SET = 12
 """Kinds of bytes in SetBytes that differ by set."""
-BY_PROGRAM = 5
+BY_PROGRAM = 3
 """Kinds that do not."""
-FULLEST, FORWARD = 4, 6
-"""Of these, the places of what is there at the fullest step of backward and of forward, with a tile of scores."""
+FULLEST, FORWARD, FULLEST_WAITING, FORWARD_WAITING = 4, 6, 8, 10
+"""Of those that do, the places of what is there at the fullest step of backward and of forward, with a tile of scores;
+behind each, without any. Of the last two with what waits for gradients of weights."""
 
 
 class SetColumns(NamedTuple):
@@ -289,9 +290,9 @@ class SetBytes(NamedTuple):
 
     slope_bytes: what one sequence more adds to the bytes that programs keep, that their largest segment saves and that
     all do, that are there where the operator with the largest weights runs backward, at the fullest step of backward
-    and at that of forward, of both with a tile of scores and without, (n x set,) each, that they work with, with what
-    waits for gradients of weights too, of both with a tile and without, and that wait for these, (n,) each.
-    fixed_bytes: what is there without any.
+    and at that of forward, of both with a tile of scores and without, and all four with what waits for gradients of
+    weights, (n x set,) each, that they work with, with a tile and without, and that wait for gradients of weights, (n,)
+    each. fixed_bytes: what is there without any.
     """
 
     slope_bytes: Array
@@ -313,8 +314,7 @@ def _sets_bytes(programs: Programs, recompute: tuple[str, ...]) -> SetBytes:
     works, columns, recomputed = programs.works, programs.bytes, len(programs.with_blocks)
     known = [recomputing(work.program) for work in works]
     by_set, fixed_by_set = np.zeros((2, BY_SET, len(works), len(recompute)))
-    kept_bytes, segment_bytes, again_bytes, at_weights_bytes, *fullest_of = by_set
-    fullest_bytes, untiled_bytes, forward_bytes, untiled_forward_bytes = fullest_of
+    kept_bytes, segment_bytes, again_bytes, at_weights_bytes, *_ = by_set
     for program, (pattern, buffers) in enumerate(known):
         names = recompute if program < recomputed else (NO_RECOMPUTE,)  # only blocks ever are
         places, sizes = _set_places(pattern, names), np.array([*buffers.values()])
@@ -324,29 +324,28 @@ def _sets_bytes(programs: Programs, recompute: tuple[str, ...]) -> SetBytes:
             segment_bytes[program], again_bytes[program] = saved.max(1), saved.sum(1)
         if program < recomputed:
             work = works[program]
-            working, tiles, forward, forward_tiles, gradients = map(np.array, work.at_steps[:5])
+            working, tiles, forward, forward_tiles, gradients, put_off = map(np.array, work.at_steps[:6])
             held = places.held_bytes(places.changes, sizes)
             untiled = held + working
             at_weights_bytes[program] = untiled[:, work.at_weights].max(1, initial=0.0)
-            heaviest = (untiled + tiles).argmax(1)
-            same = {step: tiles[step] + fixed_bytes_of(work.program, step) for step in {*heaviest.tolist()}}
-            fixed_by_set[FULLEST, program] = [same[step] for step in heaviest.tolist()]
-            fullest_bytes[program] = (untiled + tiles).max(1) - fixed_by_set[FULLEST, program]
+            for place, needed in ((FULLEST, untiled), (FULLEST_WAITING, untiled + put_off)):
+                heaviest = (needed + tiles).argmax(1)
+                same = {step: tiles[step] + fixed_bytes_of(work.program, step) for step in {*heaviest.tolist()}}
+                fixed_by_set[place, program] = [same[step] for step in heaviest.tolist()]
+                by_set[place, program] = (needed + tiles).max(1) - fixed_by_set[place, program]
+                if tiles.any():
+                    by_set[place + 1, program] = needed.max(1)
             again = held + places.held_bytes(places.replay_changes, sizes) if len(places.spans) else held
-            at_forward = places, held + forward, again + forward, gradients
-            forward_bytes[program], _ = _fullest_forward(*at_forward, None)
-            if forward_tiles.any():
-                untiled_forward_bytes[program] = forward_bytes[program]
-                fullest = _fullest_forward(*at_forward, forward_tiles)
-                forward_bytes[program], fixed_by_set[FORWARD, program] = fullest
-            if tiles.any():
-                untiled_bytes[program] = untiled.max(1)
-    none, slopes, fixed = np.zeros(len(works)), [by_set.ravel()], [fixed_by_set.ravel()]
-    for columns_of in (columns.working, columns.working_waiting):
-        slopes += columns_of.growing, columns_of.untiled
-        fixed += columns_of.fixed, none
-    slope_bytes, fixed_bytes = np.concatenate([*slopes, columns.waiting_bytes]), np.concatenate([*fixed, none])
-    return SetBytes(slope_bytes, fixed_bytes)
+            for place, at_last in ((FORWARD, gradients), (FORWARD_WAITING, gradients + put_off)):
+                at_forward = places, held + forward, again + forward, at_last
+                by_set[place, program], _ = _fullest_forward(*at_forward, None)
+                if forward_tiles.any():
+                    by_set[place + 1, program] = by_set[place, program]
+                    fullest = _fullest_forward(*at_forward, forward_tiles)
+                    by_set[place, program], fixed_by_set[place, program] = fullest
+    none, working_of = np.zeros(len(works)), columns.working
+    slopes = by_set.ravel(), working_of.growing, working_of.untiled, columns.waiting_bytes
+    return SetBytes(np.concatenate(slopes), np.concatenate((fixed_by_set.ravel(), working_of.fixed, none, none)))
 
 
 def kept_by_set(program: Program, view: str, recompute: tuple[str, ...]) -> Array:
@@ -358,17 +357,17 @@ def kept_by_set(program: Program, view: str, recompute: tuple[str, ...]) -> Arra
 
 
 def _fullest_forward(
-    places: _SetPlaces, at_first: Array, again: Array, gradients: Array, tiles: Array | None
+    places: _SetPlaces, at_first: Array, again: Array, at_last: Array, tiles: Array | None
 ) -> tuple[Array, Array]:
     """(bytes at the fullest step of forward but for its tile, bytes of that tile), by set. at_first, again: bytes at
-    each step, but for tiles, where it runs for the first time and where it runs again, (set, step). gradients, tiles:
-    by step; None: without tiles."""
+    each step, but for tiles, where it runs for the first time and where it runs again, (set, step). at_last: bytes that
+    are there besides where steps run again from it on, to the front, and tiles: by step; None: without tiles."""
     if tiles is not None:
         at_first, again = at_first + tiles, again + tiles
     needed = np.zeros((len(at_first), 1 + len(places.spans)))
     needed[:, 0] = at_first.max(1, initial=0.0)
     for place, (start, stop, last) in enumerate(places.spans, 1):
-        needed[:, place] = again[:, start:stop].max(1, initial=0.0) + gradients[last]
+        needed[:, place] = again[:, start:stop].max(1, initial=0.0) + at_last[last]
     needed[:, 1:] *= places.repeats
     most = needed.max(1)
     if tiles is None:
@@ -476,9 +475,11 @@ def _parts(sums: _Sums, sets: int, kinds: int, opens: Array, has_first: bool) ->
     by_set, by_program = np.split(sums.bytes, [BY_SET * programs * sets], axis=1)
     of_sets = by_set.reshape(-1, BY_SET, programs, sets).transpose(1, 2, 0, 3)
     kept_bytes, segment_bytes, again_bytes, at_weights_bytes, *fullest_bytes = of_sets
-    *fullest, waiting_bytes = by_program.reshape(-1, BY_PROGRAM, programs, 1).transpose(1, 2, 0, 3)
-    working_bytes, working_waiting_bytes = (np.maximum(*fullest[place : place + 2]) for place in (0, 2))
-    replay_bytes = np.maximum(0.0, reduce(np.maximum, fullest_bytes) - kept_bytes - working_bytes)
+    tiled, untiled, weights_waiting_bytes = by_program.reshape(-1, BY_PROGRAM, programs, 1).transpose(1, 2, 0, 3)
+    working_bytes = np.maximum(tiled, untiled)
+    most, most_waiting = (reduce(np.maximum, fullest_bytes[place : place + 4]) for place in (0, 4))
+    replay_bytes = np.maximum(0.0, most - kept_bytes - working_bytes)
+    for_weights_bytes = np.maximum(0.0, most_waiting - np.maximum(most, kept_bytes + working_bytes))
     forward_s, backward_s = (seconds.transpose(2, 1, 0)[..., None] for seconds in (sums.forward_s, sums.backward_s))
     parts = []
     for program in range(programs):
@@ -496,8 +497,8 @@ def _parts(sums: _Sums, sets: int, kinds: int, opens: Array, has_first: bool) ->
                 again_bytes=again_bytes[program],
                 at_weights_bytes=at_weights_bytes[program] - kept_bytes[program],
                 weight_gradients_s=backward_s[5, program],
-                weights_waiting_bytes=waiting_bytes[program],
-                for_weights_bytes=(working_waiting_bytes - working_bytes)[program],
+                weights_waiting_bytes=weights_waiting_bytes[program],
+                for_weights_bytes=for_weights_bytes[program],
             )
         )
     (block, *others), first, (embedding, head, *tied) = parts[:kinds], parts[kinds:recomputed], parts[recomputed:]
