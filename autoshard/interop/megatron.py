@@ -161,7 +161,8 @@ def megatron_layout(text: str) -> WrittenLayout:
     flags = script.flags
     if not (flags.keys() & set(READ).difference(ANYBODYS) or flags.keys() >= set(MOST_FLAGS)):
         raise AutoshardError(
-            "none of its arguments is Megatron's own, such as --tensor-model-parallel-size or --ffn-hidden-size"
+            "none of its arguments is Megatron's own, such as --tensor-model-parallel-size or --ffn-hidden-size, and "
+            "those of NxD's examples and Optimum Neuron are --tensor_parallel_size and a batch size"
         )
     written = layout_of(flags)
     notes, warnings = told_of(script), (*warned_of(script, text), *_not_decoders(text))

@@ -141,8 +141,9 @@ def test_signs_within_a_value_end_no_command(value: str) -> None:
 def test_other_frameworks_scripts(text: str) -> None:
     with pytest.raises(AutoshardError) as error:
         script(f"torchrun --nproc_per_node 32 finetune.py {text}")
-    told = "none of its arguments is Megatron's own, such as --tensor-model-parallel-size or --ffn-hidden-size"
-    assert str(error.value) == f"train.sh: {told}"
+    megatrons = "none of its arguments is Megatron's own, such as --tensor-model-parallel-size or --ffn-hidden-size"
+    others = "those of NxD's examples and Optimum Neuron are --tensor_parallel_size and a batch size"
+    assert str(error.value) == f"train.sh: {megatrons}, and {others}"
 
 
 def test_a_model_is_megatrons_too() -> None:
