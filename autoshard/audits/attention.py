@@ -94,7 +94,8 @@ def _work(plan: Plan, reach: Reach) -> AttentionWork:
     if strategy.context_parallel == "ulysses":
         position, count = 0, 1
     # chosen keys without sinks are never computed in tiles: their mask is there anyhow
-    is_masked = plan.model.indexer is None and not _is_causal_alone(seq, position, count, reach.window, reach.chunk)
+    is_causal_alone = _is_causal_alone(seq, position, count, reach.window, reach.chunk)
+    is_masked = plan.model.indexer is None and not is_causal_alone
     if strategy.attention_kernel == "flash" and (
         scores.attn_logit_softcapping is not None
         or scores.has_sinks(reach.window)
@@ -102,7 +103,7 @@ def _work(plan: Plan, reach: Reach) -> AttentionWork:
         or (is_masked and seq // count * seq > most_of_a_mask(on_gpu=False))
     ):
         return AttentionWork(0.0, _tile_share(plan, None, tuple(range(count)), position, reach))
-    if _is_causal_alone(seq, position, count, reach.window, reach.chunk):
+    if is_causal_alone:
         return AttentionWork(seq / 2, value_share=values)
     ring = _ring(plan, None, tuple(range(count)), position, reach)
     # place by place: the mask itself is long to count, and of long sequences larger than a machine's memory
@@ -138,7 +139,10 @@ def _tile_share(plan: Plan, neighbours: Any, pieces: tuple[int, ...], position: 
 
 
 def _ring(plan: Plan, neighbours: Any, pieces: tuple[int, ...], position: int, reach: Reach) -> Ring:
-    """What the runtime makes tiles of. Arguments are those of `_tile_share`."""
+    """The ring whose scores one rank computes, in tiles or at once; with all keys on the rank it has one hop.
+
+    neighbours: the ring's ranks; None where all keys are on the rank. pieces, position: as in Ring.
+    """
     seq = plan.training.sequence_length
     window = seq if reach.window is None else reach.window
     return Ring(neighbours, pieces, seq // len(pieces), window, chunk=reach.chunk, position=position)

@@ -213,18 +213,15 @@ def _batch(flags: Mapping[str, str], pp: int, program: Program) -> tuple[dict[st
     batch, parts = _later(flags, key), 1
     runs = _later(flags, OPTIMUM_RUNS, 1) if key == OPTIMUM_BATCH else _later(flags, RUNS, program.runs)
     if pp > 1:
-        cuts = OPTIMUM_MICROBATCHES if key == OPTIMUM_BATCH else MICROBATCHES
-        parts = _later({flag: said for flag, said in flags.items() if said != "-1"}, cuts, _usual_parts(key, batch))
+        is_optimum = key == OPTIMUM_BATCH
+        cuts, usual = (OPTIMUM_MICROBATCHES, batch) if is_optimum else (MICROBATCHES, USUAL_MICROBATCHES)
+        parts = usual if flags.get(cuts) == "-1" else _later(flags, cuts, usual)
         if MISSING not in (batch, parts) and batch % parts:
             raise AutoshardError(f"--{_shown(cuts)}={parts} must divide --{_shown(key)}={batch}")
     options = {"micro_batch": MISSING if MISSING in (batch, parts) else batch // parts}
     if MISSING in (batch, runs):
         return {**options, "global_batch": MISSING}, {}
     return options, {"sequences_per_replica": batch, "runs": runs}
-
-
-def _usual_parts(key: str, batch: Any) -> Any:
-    return batch if key == OPTIMUM_BATCH else USUAL_MICROBATCHES
 
 
 def _program(text: str, is_optimum: bool) -> tuple[Program, tuple[str, ...]]:

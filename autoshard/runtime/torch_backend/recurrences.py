@@ -305,10 +305,12 @@ def _answered(
     decay: torch.Tensor,
     output: Callable[[torch.Tensor], torch.Tensor],
 ) -> torch.Tensor:
-    """What `output` makes of the answers, [..., chunk, token, width], of states that fade to what tokens ask of them.
+    """The output of a recurrence: at each token the state fades, the token's value is added, times what it tells, and
+    the token gets the state times what it asks.
 
-    asked, told: [..., chunk, token, state]; told is what values are added to the state by. values: [..., chunk, token,
-    width]. decay: logarithms [..., chunk or 1, token], which all chunks may share.
+    asked, told: [..., chunk, token, state]. values: [..., chunk, token, width]. decay: logarithms of how much of the
+    state is left at a token, [..., chunk or 1, token], which all chunks may share. output: makes the result of what
+    tokens get, [..., chunk, token, width].
     """
     since, between = decay.cumsum(-1).exp(), _kept_between(decay)
     inside = ((asked @ told.mT) * between) @ values
