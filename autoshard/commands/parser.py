@@ -6,7 +6,7 @@ import argparse
 import difflib
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from jsonargparse import ArgumentParser, Namespace
@@ -20,6 +20,32 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 20_000
 """The largest config file that is read, bytes: ten times the size of a recipe."""
+OTHER_WORDS = {
+    "virtual": "vpp",
+    "replicate": "dp-replicate",
+    "expert": "ep",
+    "experts": "ep",
+    "tensor": "tp",
+    "pipeline": "pp",
+    "context": "cp",
+    "data": "dp",
+    "sequence": "seq-len",
+    "length": "seq-len",
+    "micro": "micro-batch",
+    "mbs": "micro-batch",
+    "per": "micro-batch",
+    "batch": "global-batch",
+    "gbs": "global-batch",
+    "dtype": "precision",
+    "bf16": "precision",
+    "fp8": "precision",
+    "checkpointing": "recompute",
+    "remat": "recompute",
+    "hardware": "instance",
+    "cluster": "instance",
+}
+"""Words in the names that Megatron, NxD, torchtitan and Hugging Face have for options, and ours; the first one that is
+found counts."""
 Group = argparse._ArgumentGroup
 """The type that Parser.add_argument_group returns."""
 
@@ -56,9 +82,8 @@ class Parser(ArgumentParser):
         known = [action.dest for action in self._actions]
         unknown = [name for name in data if name not in known] if isinstance(data, dict) else []
         if unknown:
-            close = difflib.get_close_matches(str(unknown[0]), known, n=1)
-            meant = f"; did you mean {close[0]}?" if close else "; see --help"
-            raise AutoshardError(f"{where} has {shortened(str(unknown[0]))}, which is not an option here{meant}")
+            told = f"which is not an option here; {_meant(str(unknown[0]), known)}"
+            raise AutoshardError(f"{where} has {shortened(str(unknown[0]))}, {told}")
         try:
             options: Namespace = super().parse_path(path, *args, **kwargs)
         except AutoshardError as error:
@@ -135,8 +160,18 @@ def _unknown_argument(given: str, parser: argparse.ArgumentParser) -> str:
         meant = f"what is written goes to -o {given}" if is_file and "-o" in known else "see --help"
         return f"{given} is one argument too many; {meant}"
     flag = given.partition("=")[0]
-    close = difflib.get_close_matches(flag, known, n=1, cutoff=0.75)
-    return f"{flag} is not an option here" + (f"; did you mean {close[0]}?" if close else "; see --help")
+    return f"{flag} is not an option here; {_meant(flag, known)}"
+
+
+def _meant(given: str, known: Sequence[str]) -> str:
+    """The option that somebody means with a name that none has, as a question, or where all are told. known: the names
+    of all: flags, or those of a config."""
+    options = {name.lstrip("-").replace("_", "-"): name for name in known}
+    words = given.lower().lstrip("-").replace("_", "-").split("-")
+    like = difflib.get_close_matches(given, known, n=1, cutoff=0.75)
+    like += [options[option] for word, option in OTHER_WORDS.items() if word in words and option in options]
+    like += [options[word] for word in words if word in options]
+    return f"did you mean {like[0]}?" if like else "see --help"
 
 
 def parsers(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:

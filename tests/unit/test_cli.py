@@ -56,6 +56,16 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         ("fly", f"fly is not a command; commands: {', '.join(COMMANDS)}"),
         ("plan --model llama3-8b --nodse 4", "--nodse is not an option here; did you mean --nodes?"),
         ("plan --model llama3-8b --frobnicate", "--frobnicate is not an option here; see --help"),
+        *(
+            (f"plan --model llama3-8b {given} 8", f"{given} is not an option here; did you mean {meant}?")
+            for given, meant in (
+                ("--tensor-model-parallel-size", "--tp"),
+                ("--virtual_pipeline_model_parallel_size", "--vpp"),
+                ("--per-device-train-batch-size", "--micro-batch"),
+                ("--sequence-length", "--seq-len"),
+                ("--zero-stage", "--zero"),
+            )
+        ),
         ("plan --model llama3-8b 16", "16 is one argument too many; see --help"),
         ("compare a.json b.json --html c.html", "c.html is one argument too many; what is written goes to -o c.html"),
         ("validate a.json b.json", "b.json is one argument too many; see --help"),
@@ -144,6 +154,10 @@ def test_errors_of_what_is_planned(capsys: pytest.CaptureFixture[str]) -> None:
     ("recipe", "message"),
     [
         ("model: llama3-8b\nnoodles: 3\n", "--config {file} has noodles, which is not an option here; did you"),
+        (
+            "model: llama3-8b\ndata_parallel_size: 3\n",
+            "--config {file} has data_parallel_size, which is not an option here; did you mean dp?",
+        ),
         ("model: llama3-8b\nnodes: three\n", "--config {file}: nodes: three must be a whole number of at least 1"),
         ("model: llama3-8b\nnodes: 65537\n", "--config {file}: nodes: 65537 must be at most 65,536"),
         ("model: llama3-8b\nnodes: true\n", "--config {file}: nodes: True must be a whole number of at least 1"),
