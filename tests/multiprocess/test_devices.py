@@ -55,6 +55,15 @@ def test_the_native_device_takes_no_float64() -> None:
         check_native(finer.training.precision, 1, has_p2p=True)
 
 
+def test_no_operator_of_any_model_needs_float64_on_the_device() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "tests.multiprocess.other_device", "neuron"], capture_output=True, text=True
+    )
+    lines = dict(line.split(": ", 1) for line in ran.stdout.strip().splitlines())
+    assert "FP64, which the device has not" in lines.pop("wide"), ran.stderr
+    assert len(lines) > 15 and set(lines.values()) == {"done"}, ran.stdout + ran.stderr
+
+
 def test_a_pipeline_needs_a_version_that_sends(monkeypatch: pytest.MonkeyPatch) -> None:
     precision = plan().training.precision
     monkeypatch.setattr(native_neuron, "installed_version", lambda: (2, 12, 3))

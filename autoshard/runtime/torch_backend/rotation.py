@@ -11,6 +11,7 @@ import torch
 from einops import rearrange
 
 from autoshard.graph.partition import OperatorStep
+from autoshard.runtime.torch_backend import devices
 from autoshard.runtime.torch_backend.context import Context
 from autoshard.runtime.torch_backend.recomputing_ops import Rotate
 from autoshard.spec.rope import DYNAMIC, LONGROPE, PROPORTIONAL
@@ -142,6 +143,8 @@ def rotation(context: Context, step: OperatorStep, dims: tuple[str, ...], every:
     factor: float = 1.0 if scaling is None else scaling.rotation_factor  # type: ignore[attr-defined]
     key = ("rope", context.piece(step, places), context.graph.sizes[places], apart, *map(op.attributes.get, named))
     own: dict[Any, tuple[torch.Tensor, ...]] = {}
+    wide: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
+    """Positions and frequencies where frequencies are scaled, in the widest dtype of a device."""
 
     def made(positions: torch.Tensor, frequencies: torch.Tensor) -> torch.Tensor:
         angles = torch.outer(positions, frequencies)
@@ -157,8 +160,11 @@ def rotation(context: Context, step: OperatorStep, dims: tuple[str, ...], every:
 
     def own_tables(x: torch.Tensor, exponents: torch.Tensor | None = None) -> tuple[torch.Tensor, ...]:
         if exponents is not None:
-            scaled = frequencies.to(x.device) * exponents.double().exp()
-            return made(positions.to(x.device), scaled).to(x.dtype).view(2, *shape).unbind(0)
+            if x.device not in wide:
+                dtype = torch.float64 if devices.has_64_bits(x.device) else torch.float32
+                wide[x.device] = positions.to(x.device, dtype), frequencies.to(x.device, dtype)
+            there, plain = wide[x.device]
+            return made(there, plain * exponents.to(plain.dtype).exp()).to(x.dtype).view(2, *shape).unbind(0)
         kind = (x.dtype, x.device)
         if kind not in own:
             own[kind] = tables(x)
