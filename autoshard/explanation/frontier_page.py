@@ -24,7 +24,10 @@ def frontier_page(points: tuple[Answer, ...], width: int, color: bool) -> str:
     first = points[0]
     every = [_chosen(point) for point in points]
     columns = [name for name, value in every[0].items() if any(one[name] != value for one in every)]
-    shared = [f"{name} {value}" for name, value in every[0].items() if name not in columns and value not in UNSAID]
+    unsaid = () if first.problem.cluster.platform.is_trainium else ("lnc",)
+    shared = [
+        f"{name} {value}" for name, value in every[0].items() if name not in (*columns, *unsaid) and value not in UNSAID
+    ]
     name = f"{first.problem.model.name} on {first.problem.cluster.instance}: {', '.join(shared)}"
     rows = []
     for point, chosen in zip(points, every, strict=True):

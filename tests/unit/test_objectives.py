@@ -224,6 +224,9 @@ def test_rows_of_the_frontier_say_what_was_chosen_beside_the_layout(monkeypatch:
     assert page.splitlines()[0] == f"Pareto  llama3-8b on trn2.48xlarge: lnc {lnc}"
     words = " ".join(page.split())
     assert " tokens precision backend stack layout 1 " in words
+    gpus = answer(request(nodes=1, instance="h100-80gb", backend="torch"))
+    first = "Pareto  llama3-8b on h100-80gb: precision mixed_precision, backend torch"  # GPUs have no lnc
+    assert frontier_page((gpus,), 120, False).splitlines()[0] == first
     assert " ? cfp8 nxd - tp=4 " in words and " ? mixed_precision torch neuron-compiled tp=4 " in words
     assert " nodes 1: precision cfp8: " in words
     solved = answer(request(nodes=1, operators="solver", backend="torch"))
