@@ -17,6 +17,7 @@ from autoshard.interop.launch_script import Place, Script, read_script, told_of,
 from autoshard.interop.nxdt import RECOMPUTED, instance_of
 from autoshard.interop.written_layout import MISSING, WrittenLayout, number, whole_number
 from autoshard.interop.written_model import WrittenModel
+from autoshard.layout.mesh import devices_objection
 from autoshard.schedules import usual_schedule
 
 DEGREES = {
@@ -154,6 +155,7 @@ def neuron_layout(text: str, place: Place) -> WrittenLayout:
         warnings=(*_warnings(flags), *warned_of(_sure_of_devices(script), text)),
         devices_per_node=_devices(script),
         kv_copies=_number(flags, copies),
+        no_batch=_no_batch(options, _devices(script), place.nodes),
         left_out=left_out,
         not_priced=tuple(flag for flag in left_out if not NO_EFFECT.fullmatch(flag)),
     )
@@ -222,6 +224,16 @@ def _batch(flags: Mapping[str, str], pp: int, program: Program) -> tuple[dict[st
     if MISSING in (batch, runs):
         return {**options, "global_batch": MISSING}, {}
     return options, {"sequences_per_replica": batch, "runs": runs}
+
+
+def _no_batch(options: Mapping[str, Any], devices: int | None, nodes: int | None) -> str:
+    """The reason why a script cannot count a replica's batch by its devices: they hold no replica, or a part of one
+    more. Empty for none. devices: of a node."""
+    nodes = options.get("nodes", nodes)
+    if devices is None or not isinstance(nodes, int):
+        return ""
+    of = f"{nodes} x {options['instance']}"
+    return devices_objection(options["tp"], options["pp"], options["cp"], devices * nodes, of) or ""
 
 
 def _program(text: str, is_optimum: bool) -> tuple[Program, tuple[str, ...]]:

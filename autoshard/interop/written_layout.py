@@ -31,6 +31,7 @@ class WrittenLayout:
     overlaps: the framework on GPUs, where it hides transfers behind work; else empty. devices_per_node: those that the
     file starts processes for, None where it does not say. kv_copies: how often it has each key-value head over tp, None
     where it does not say.
+    no_batch: the reason why a batch that the file counts is missing; empty where it is none.
     left_out: what the file says and a layout does not, by the file's names. not_priced: those of left_out that may
     matter to the price.
     """
@@ -51,6 +52,7 @@ class WrittenLayout:
     kv_copies: int | None = None
     drops: str = ""
     overlaps: str = ""
+    no_batch: str = ""
     left_out: tuple[str, ...] = ()
     not_priced: tuple[str, ...] = ()
 

@@ -259,6 +259,15 @@ def replicas_of_experts(ep: int, cp: int, apart: int = 1) -> int:
     return max(1, ep // (cp * apart))
 
 
+def devices_objection(tp: int, pp: int, cp: int, world: int, of: str) -> str | None:
+    """The reason why replicas of tp x pp x cp devices do not fill `world` devices; None if they do. of: whose these
+    are, in words."""
+    replica = tp * pp * cp
+    if world % replica == 0:
+        return None
+    return f"tp={tp} x pp={pp} x cp={cp} is {replica:,} devices, which must divide the {world:,} of {of}"
+
+
 def experts_objection(ep: int, dp: int, cp: int, apart: int = 1) -> str | None:
     """The reason why experts cannot be spread over ep of the dp x cp ranks, and of tp those that are apart
     (`tensor_ranks_apart`); None if they can."""

@@ -18,7 +18,7 @@ from autoshard.backends.rules import (
 from autoshard.cost.estimate import Estimate, estimate
 from autoshard.errors import AutoshardError
 from autoshard.graph.redistribute import NoTransition
-from autoshard.layout.mesh import AXIS_ORDER, parse_axis_order, tensor_ranks_apart
+from autoshard.layout.mesh import AXIS_ORDER, devices_objection, parse_axis_order, tensor_ranks_apart
 from autoshard.layout.sharding import OperatorChoices
 from autoshard.layout.strategy import Strategy, even_stage_layers
 from autoshard.planner.candidates import with_kernel
@@ -87,11 +87,10 @@ def completed(problem: Problem, fields: Mapping[str, Any]) -> Strategy:
         degrees["ep"] = degrees["cp"] * tensor_ranks_apart(degrees["tp"], etp)
     model_parallel = degrees["tp"] * degrees["pp"] * degrees["cp"]
     world = problem.cluster.world_size
-    if "dp" not in fields and world % model_parallel:
-        raise AutoshardError(
-            f"tp={degrees['tp']} x pp={degrees['pp']} x cp={degrees['cp']} is {model_parallel:,} devices, "
-            f"which must divide the {world:,} of {problem.cluster.nodes} x {problem.cluster.instance}"
-        )
+    of = f"{problem.cluster.nodes} x {problem.cluster.instance}"
+    wrong = devices_objection(degrees["tp"], degrees["pp"], degrees["cp"], world, of)
+    if "dp" not in fields and wrong is not None:
+        raise AutoshardError(wrong)
     vpp = fields.get("num_virtual_stages", 1)
     draft = Draft(
         **degrees,

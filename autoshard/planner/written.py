@@ -115,7 +115,7 @@ def read_written(file: str, given: Mapping[str, Any], recipes: bool = True) -> W
     if written.complete:
         check_fixed(given)
     of_file = {name: value for name, value in written.options.items() if name not in given}
-    options = {**_checked(file, of_file), **given}
+    options = {**_checked(file, of_file, written.no_batch), **given}
     if not (written.complete or recipes):
         raise AutoshardError(f"{file} is a recipe: autoshard plan --config {file} reads it")
     model, model_notes = (None, ()) if "model" in options else _model_of(file, written, options)
@@ -234,14 +234,17 @@ def _on_products(written: WrittenLayout, problem: Problem, request: PlanRequest)
             yield KEPT_WIDE.format(said=said, precision=precision.name, keep=blocks)
 
 
-def _checked(file: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Each option as `autoshard plan` reads it. Raises AutoshardError for one that must be given and is not."""
+def _checked(file: str, options: Mapping[str, Any], no_batch: str) -> dict[str, Any]:
+    """Each option as `autoshard plan` reads it. no_batch: as in WrittenLayout. Raises AutoshardError for one that must
+    be given and is not."""
     from autoshard.interop.written_layout import MISSING
 
     checked = {}
     for name, value in options.items():
         if name in OF_THE_COMMAND:
             continue
+        if value == MISSING and no_batch and name in ("micro_batch", "global_batch"):
+            raise AutoshardError(f"{file}: {no_batch}")
         if value == MISSING:
             raise AutoshardError(f"{file} does not say {name}; --{name.replace('_', '-')} does")
         if name not in OPTIONS:

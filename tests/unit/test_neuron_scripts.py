@@ -93,6 +93,14 @@ def test_a_pipeline_that_a_launcher_starts_on_nodes() -> None:
         written(PIPELINE)
 
 
+def test_a_launch_that_leaves_no_replica_is_told_its_devices() -> None:
+    """The script divides a batch by dp, which is none: its devices are the matter, not the batch."""
+    with pytest.raises(AutoshardError) as raised:
+        written(PIPELINE, nodes=1)
+    told = "train.sh: tp=8 x pp=8 x cp=1 is 64 devices, which must divide the 32 of 1 x trn1.32xlarge"
+    assert str(raised.value) == told
+
+
 @pytest.mark.parametrize(
     ("shards", "zero", "precision"), [(1, 1, "mixed_precision"), (0, 0, "bf16_sr")], ids=["shards", "does not"]
 )
