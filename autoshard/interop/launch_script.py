@@ -11,6 +11,7 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from autoshard.errors import AutoshardError
+from autoshard.interop.shell_conditions import decided, unconditional
 
 SEVERAL = ("recompute-modules", "cp-comm-type", "num-experts")
 """Flags that take more than one word: all on their line, up to a variable that may be anything."""
@@ -41,8 +42,6 @@ _WRITTEN = re.compile(
 _SHOW = ("echo", "printf")
 """Words before a quoted text that is shown, not run: `srun echo "..."`."""
 _READS = re.compile(r"^[ \t]*(?:source|\.)[ \t]+(\$\([^\n]*\)[^\s;&|]*|[^\s;&|]+)", re.MULTILINE)
-_CONDITION = re.compile(r"^[ \t]*(if|case)\b.*?^[ \t]*(fi|esac)\b", re.DOTALL | re.MULTILINE)
-"""A condition and all that it decides about. One inside of another ends the outer one: more is taken as sure then."""
 _ASSIGNED = re.compile(
     r"""^[ \t]*(?:(?:export|declare|local|readonly)[ \t]+)?([A-Za-z_]\w*)="""
     rf"""("[^"\n]*"|'[^'\n]*'|{_SUM}|(?:\$\{{[^{{}}\n]*\}}|[^\s;&|()'"`])*)"""
@@ -59,16 +58,16 @@ _VARIABLE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*|[0-9]+)(?::?-([^{}]
 _SUMMED = re.compile(_SUM)
 _NAMED = re.compile(r"(?<![\w${])[A-Za-z_]\w*")
 """A variable of a sum, where it may stand without a $."""
-_DECIDED = re.compile(
-    r"""^[ \t]*if[ \t]+\[\[?[ \t]+"?(\$\{?[A-Za-z_]\w*\}?)"?[ \t]+-(gt|ge|lt|le|eq|ne)[ \t]+([0-9]{1,12})[ \t]+\]\]?"""
-    r"""[ \t]*(?:;|\n)[ \t]*then\b((?:(?!^[ \t]*(?:if|elif|else|fi)\b).*\n)*?)"""
-    r"""(?:[ \t]*else\b((?:(?!^[ \t]*(?:if|elif|else|fi)\b).*\n)*?))?[ \t]*fi\b""",
-    re.MULTILINE,
-)
-"""A condition on one number, `if [ $TP -gt 1 ]; then`, without another one inside: what holds, and what does else."""
+_WORD = r"""("[^"\s]*"|'[^'\s]*'|[^\s"']+)"""
+_COMPARED = re.compile(rf"\[\[?[ \t]+{_WORD}[ \t]+(-\w\w|==?|!=)[ \t]+{_WORD}[ \t]+\]\]?")
+"""A comparison of two words: [ $TP -gt 1 ], [[ $precision == "bf16SR" ]]."""
 _COMPARE: dict[str, Callable[[int, int], bool]] = {
     name: getattr(operator, name) for name in ("gt", "ge", "lt", "le", "eq", "ne")
 }
+_SAME = {"=": True, "==": True, "!=": False}
+_PATTERN = "*?[\\"
+"""Signs of a pattern, which is more than a word."""
+MOST_DIGITS = 12
 _SUMS: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -122,7 +121,7 @@ def read_script(text: str, wanted: Collection[str], place: Place = NOWHERE) -> S
         name: _filled(value, variables, known, used) if name in wanted else value for name, value in flags.items()
     }
     try:
-        sure = _flags(_CONDITION.sub("\n", text))
+        sure = _flags(unconditional(text))
     except AutoshardError:
         sure = {}
     conditional = tuple(name for name, value in flags.items() if name in wanted and sure.get(name) != value)
@@ -145,24 +144,40 @@ def warned_of(script: Script, text: str) -> Iterator[str]:
 
 
 def _decided(text: str, place: Place) -> tuple[str, dict[str, str]]:
-    """(the text without conditions on numbers that are known, which these are): of each, what holds is left."""
+    """(the text without conditions on words that are known, which variables these are): of each, what holds is
+    left."""
     used: dict[str, str] = {}
     for _ in range(DEEPEST):
         variables = _variables(text, place)
         known = _known(variables)
 
-        def held(found: re.Match[str], variables: dict[str, str] = variables, known: dict[str, str] = known) -> str:
-            said, comparison, number, then, otherwise = found.groups()
-            value = _filled(said, variables, known, {})
-            if not value.isdecimal():
-                return found[0]
-            used[said.strip("${}")] = value
-            return then if _COMPARE[comparison](int(value), int(number)) else otherwise or ""
+        def holds(condition: str, variables: dict[str, str] = variables, known: dict[str, str] = known) -> bool | None:
+            return _holds(condition, variables, known, used)
 
-        before, text = text, _DECIDED.sub(held, text)
+        before, text = text, decided(text, holds)
         if text == before:
             break
     return text, used
+
+
+def _holds(condition: str, variables: dict[str, str], known: dict[str, str], used: dict[str, str]) -> bool | None:
+    """Whether a condition is true, of whose variables those in it are added to `used`; None where nobody knows."""
+    if (compared := _COMPARED.fullmatch(condition)) is None:
+        return None
+    asked: dict[str, str] = {}
+    one, other = (_filled(compared[word].strip("\"'"), variables, known, asked) for word in (1, 3))
+    comparison = _COMPARE.get(compared[2].lstrip("-"))
+    if "$" in one + other or "`" in one + other:
+        return None
+    if comparison is not None:
+        numbers = [int(word) for word in (one, other) if word.isdecimal() and len(word) <= MOST_DIGITS]
+        result = comparison(*numbers) if len(numbers) == 2 else None
+    elif compared[2] in _SAME and not set(other) & set(_PATTERN):
+        result = (one == other) is _SAME[compared[2]]
+    else:
+        return None
+    used.update(asked)
+    return result
 
 
 def _flags(text: str) -> dict[str, str]:
@@ -245,7 +260,9 @@ def _unquoted(word: str, before: str) -> list[str]:
 def _variables(text: str, place: Place) -> dict[str, str]:
     """The values that a script gives its variables; one that gets several has none, unless `place` says it."""
     found = {name: {"", " "} for name in _COUNTED.findall(text)}
-    for name, value in (*_ASSIGNED.findall(text), *_USUAL.findall(text)):
+    late = _late_defaults(text)
+    usual = [one for one in _USUAL.findall(text) if one not in late]
+    for name, value in (*_ASSIGNED.findall(text), *usual):
         found.setdefault(name, set()).add(value if value[:1] == "'" else value.strip('"'))
     said = dict.fromkeys(_OWN_FOLDER.findall(text), place.folder) if place.folder else {}
     if place.nodes is not None:
@@ -253,6 +270,16 @@ def _variables(text: str, place: Place) -> dict[str, str]:
         counted = (name for name, values in found.items() if values & launched)
         said |= dict.fromkeys((*LAUNCHED_NODES, *counted), str(place.nodes))
     return {name: next(iter(values)).strip("'") for name, values in found.items() if len(values) == 1} | said
+
+
+def _late_defaults(text: str) -> set[tuple[str, str]]:
+    """Names and values of defaults, `: ${NAME:=8}`, for variables that the script has given a value before, whatever
+    its conditions are."""
+    sure = unconditional(text)
+    first: dict[str, int] = {}
+    for found in _ASSIGNED.finditer(sure):
+        first.setdefault(found[1], found.start())
+    return {(one[1], one[2]) for one in _USUAL.finditer(sure) if first.get(one[1], one.start()) < one.start()}
 
 
 def _known(variables: dict[str, str]) -> dict[str, str]:

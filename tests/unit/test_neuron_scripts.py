@@ -202,10 +202,28 @@ def test_what_a_variable_without_a_value_leaves_open() -> None:
         ("A=1\nif [ $A -ge 2 ]; then\nA=2\nfi", "$A"),  # nobody knows which A is meant
         ("N=3\nA=1\nif [ $N -ge 4 ]; then\nif [ $N -eq 2 ]; then\nA=9\nfi\nA=2\nfi", "1"),
         ("N=3\nif [[ ${N} -ne 2 ]]\nthen\nA=2\nelse\nA=1\nfi", "2"),
+        ("N=3\nif [ $N -eq 2 ]; then A=1; else A=2; fi", "2"),
+        ('N=sr\nif [[ $N == "o2" ]];then\nA=1\nelif [ "$N" = sr ]; then\nA=2\nelse\nA=3\nfi', "2"),
+        ("N=sr\nif [ $N != sr ]; then\nif [ $X = 1 ]; then A=1; fi\nelse\nA=2\nfi\nif x\nthen y\nfi", "2"),
+        ("N=sr\nif [[ $N == s* ]]; then\nA=1\nelse\nA=2\nfi", "$A"),  # a pattern
+        ("if [ $X = 1 ]; then\nA=1\nelif [ 1 = 1 ]; then\nA=2\nfi", "$A"),
+        ("A=2\n: ${A:=4}", "2"),
+        ("if x; then\nA=2\nelse\n: ${A:=4}\nfi", "$A"),
     ],
 )
 def test_values_of_variables(line: str, value: str) -> None:
     assert read_script(f"{line}\n--x $A", ["x"], Place(nodes=5)).flags["x"] == value
+
+
+def test_what_stands_behind_an_inner_condition_is_in_the_outer_one() -> None:
+    text = "if x; then\nif y; then A=1; fi\nif z\nthen\nA=2\nfi\n--x 1\nfi\n--y 1"
+    assert read_script(text, ["x", "y"]).conditional == ("x",)
+
+
+def test_conditions_that_do_not_end_are_read_once() -> None:
+    """Each was looked through to the end of the script for its own end, which takes minutes."""
+    text = "A=2\n" + "if [ $N -gt 1 ]; then\nx\n" * 20_000
+    assert read_script(f"{text}--x $A", ["x"]).flags["x"] == "2"
 
 
 def test_variables_that_grow_by_each_other_end() -> None:
