@@ -6,7 +6,7 @@ import ast
 import operator
 import re
 import shlex
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -41,7 +41,7 @@ _WRITTEN = re.compile(
 """What is more than words; a line end that is escaped is nothing."""
 _SHOW = ("echo", "printf")
 """Words before a quoted text that is shown, not run: `srun echo "..."`."""
-_READS = re.compile(r"^[ \t]*(?:source|\.)[ \t]+(\$\([^\n]*\)[^\s;&|]*|[^\s;&|]+)", re.MULTILINE)
+READS = re.compile(r"^[ \t]*(?:source|\.)[ \t]+(\$\([^\n]*\)[^\s;&|]*|[^\s;&|]+)", re.MULTILINE)
 _ASSIGNED = re.compile(
     r"""^[ \t]*(?:(?:export|declare|local|readonly)[ \t]+)?([A-Za-z_]\w*)="""
     rf"""("[^"\n]*"|'[^'\n]*'|{_SUM}|(?:\$\{{[^{{}}\n]*\}}|[^\s;&|()'"`])*)"""
@@ -53,8 +53,8 @@ _USUAL = re.compile(r"^[ \t]*:[ \t]+\"?\$\{([A-Za-z_]\w*):?=([^{}\n]*)\}", re.MU
 """A line that gives a variable a value where it has none: `: ${NAME:=8}`."""
 _COUNTED = re.compile(r"\bfor[ \t]+([A-Za-z_]\w*)")
 """Variables that a loop gives its values."""
-_VARIABLE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*|[0-9]+)(?::?-([^{}]*))?\})")
-"""$NAME, ${NAME} and ${NAME:-default}."""
+_VARIABLE = re.compile(r"\$(?:([A-Za-z_]\w*|[0-9])|\{([A-Za-z_]\w*|[0-9]+)(?::?-([^{}]*))?\})")
+"""$NAME, ${NAME} and ${NAME:-default}, of which a number names an argument."""
 _SUMMED = re.compile(_SUM)
 _NAMED = re.compile(r"(?<![\w${])[A-Za-z_]\w*")
 """A variable of a sum, where it may stand without a $."""
@@ -77,6 +77,8 @@ _SUMS: dict[type[ast.operator], Callable[[int, int], int]] = {
 }
 _OWN_FOLDER = re.compile(r"^[ \t]*([A-Za-z_]\w*)=[^\n]*(?:BASH_SOURCE|dirname[ \t\"-]+\$\{?0)", re.MULTILINE)
 """A line that gives a variable the folder that the script lies in."""
+_OWN_ARGUMENTS = re.compile(r"^[ \t]*(?:shift\b|set[ \t]+--|function[ \t]|[\w-]+[ \t]*\([ \t]*\))", re.MULTILINE)
+"""A line behind which $1 is no longer the first word that a script is started with, or that begins a function."""
 DEEPEST = 8
 """How many conditions may stand inside of each other, and variables in each other's values, to be known."""
 LAUNCHED_NODES = ("SLURM_NTASKS", "SLURM_NNODES", "SLURM_JOB_NUM_NODES", "OMPI_COMM_WORLD_SIZE")
@@ -96,13 +98,49 @@ class Script(NamedTuple):
 
 class Place(NamedTuple):
     """The place that a script is started in. nodes: how many, None where that is not known. folder: the script's, empty
-    where that is no matter."""
+    where that is no matter. arguments: words that it is started with, None where they are not known."""
 
     nodes: int | None = None
     folder: str = ""
+    arguments: tuple[str, ...] | None = None
 
 
 NOWHERE = Place()
+
+
+class Values(NamedTuple):
+    """A script whose known conditions are decided. text: what is left of it. variables: those with one value, as it is
+    written. known: those of them in whose value no other one is left. decided: those that conditions were decided by.
+    """
+
+    text: str
+    variables: dict[str, str]
+    known: dict[str, str]
+    decided: dict[str, str]
+
+    def filled(self, value: str, used: dict[str, str]) -> str:
+        """A value with its variables replaced, which are added to `used`, and sums computed; as it is where one of them
+        has no value."""
+        return _filled(value, self.variables, self.known, used)
+
+
+def values_of(text: str, place: Place = NOWHERE) -> Values:
+    """The variables of a script, and what is left of it without what known conditions rule out."""
+    text, decided_by = _decided(text, place)
+    variables = _variables(text, place)
+    return Values(text, variables, _known(variables), decided_by)
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """The words of each command of a script. Raises AutoshardError where a quote does not end."""
+    words: list[str] = []
+    for word in _words_of(text):
+        if word in (END, LINE_END):
+            yield words
+            words = []
+        else:
+            words.append(word)
+    yield words
 
 
 def read_script(text: str, wanted: Collection[str], place: Place = NOWHERE) -> Script:
@@ -113,24 +151,25 @@ def read_script(text: str, wanted: Collection[str], place: Place = NOWHERE) -> S
     nodes in and the script keeps its folder in, as far as `place` says them; any other stays as it is written. Raises
     AutoshardError where a quote does not end.
     """
-    text, decided = _decided(text, place)
-    flags, variables = _flags(text), _variables(text, place)
-    known = _known(variables)
-    used: dict[str, str] = {}
-    filled = {
-        name: _filled(value, variables, known, used) if name in wanted else value for name, value in flags.items()
-    }
+    values = values_of(text, place)
+    flags, used = _flags(values.text), dict[str, str]()
+    filled = {name: values.filled(value, used) if name in wanted else value for name, value in flags.items()}
     try:
-        sure = _flags(unconditional(text))
+        sure = _flags(unconditional(values.text))
     except AutoshardError:
         sure = {}
     conditional = tuple(name for name, value in flags.items() if name in wanted and sure.get(name) != value)
-    return Script(filled, known, {**used, **decided}, conditional if sure else ())
+    return Script(filled, values.known, {**used, **values.decided}, conditional if sure else ())
 
 
 def told_of(script: Script) -> tuple[str, ...]:
     """A note on the variables that a script gives a value, where it has such."""
-    said = ", ".join(f"{name}={value}" for name, value in script.used.items() if value.strip())
+    return told_values(script.used)
+
+
+def told_values(used: Mapping[str, str]) -> tuple[str, ...]:
+    """A note on variables, by their names, and the values that a script gives them; none where there are none."""
+    said = ", ".join(f"{name}={value}" for name, value in used.items() if value.strip())
     return (f"variables have the values that the script gives them: {said}",) if said else ()
 
 
@@ -138,7 +177,7 @@ def warned_of(script: Script, text: str) -> Iterator[str]:
     """Sentences on what is not sure in a script: flags in its conditions, and other files that it runs."""
     if found := [f"--{flag} {script.flags[flag]}".strip() for flag in script.conditional if flag in script.flags]:
         yield f"in a condition of the script, taken as if it held: {', '.join(found)}"
-    if files := tuple(dict.fromkeys(name.strip("\"'") for name in _READS.findall(text))):
+    if files := tuple(dict.fromkeys(name.strip("\"'") for name in READS.findall(text))):
         names = ", ".join(files)[:200]
         yield f"the script runs other files as parts of itself, whose flags and variables are not read: {names}"
 
@@ -185,10 +224,7 @@ def _flags(text: str) -> dict[str, str]:
 
     Underscores are dashes, as in torchrun. Quotes around several words, of an array or a variable, are no matter.
     """
-    try:
-        words = [_without_end(word) for word in _words(text)]
-    except ValueError as error:
-        raise AutoshardError(f"it is no command line: {error}") from None
+    words = [_without_end(word) for word in _words_of(text)]
     flags: dict[str, str] = {}
     for index, word in enumerate(words):
         if word.startswith("--") and word != "--":
@@ -221,6 +257,14 @@ def _without_end(word: str) -> str:
 def _is_value(word: str) -> bool:
     """Whether a word behind a flag is its value, not the next flag or where a command or an array ends or begins."""
     return not word.startswith("--") and word not in (")", END) and not word.endswith("=(")
+
+
+def _words_of(text: str) -> list[str]:
+    """The words of a script. Raises AutoshardError where a quote does not end."""
+    try:
+        return _words(f"{text}\n")  # a shell, too, takes an escaped end of the file for nothing
+    except ValueError as error:
+        raise AutoshardError(f"it is no command line: {error}") from None
 
 
 def _words(text: str) -> list[str]:
@@ -265,6 +309,8 @@ def _variables(text: str, place: Place) -> dict[str, str]:
     for name, value in (*_ASSIGNED.findall(text), *usual):
         found.setdefault(name, set()).add(value if value[:1] == "'" else value.strip('"'))
     said = dict.fromkeys(_OWN_FOLDER.findall(text), place.folder) if place.folder else {}
+    if place.arguments is not None and not _OWN_ARGUMENTS.search(text):
+        said |= {str(number): value for number, value in enumerate(place.arguments, 1)}
     if place.nodes is not None:
         launched = {f"${name}" for name in LAUNCHED_NODES}
         counted = (name for name, values in found.items() if values & launched)

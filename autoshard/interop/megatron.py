@@ -11,7 +11,7 @@ from typing import Any
 
 from autoshard.errors import AutoshardError
 from autoshard.graph.recompute import ATTENTION_UP, FULL_RECOMPUTE, NO_RECOMPUTE, SELECTED, SELECTIVE, canonical
-from autoshard.interop.launch_script import read_script, told_of, warned_of
+from autoshard.interop.launch_script import NOWHERE, Place, read_script, told_of, warned_of
 from autoshard.interop.megatron_stages import LAYOUT, STAGE_FLAGS, layout_warning, uneven_stages, virtual_stages
 from autoshard.interop.written_layout import MISSING, WrittenLayout, number, whole_number
 from autoshard.interop.written_model import SAME_PRICE, WrittenModel, guessed_vocabulary
@@ -151,20 +151,28 @@ TORCH_FSDP, TORCH_FSDP_ZERO_2 = "use-torch-fsdp2", "torch-fsdp2-no-reshard-after
 KERNELS = {"flash": "flash", "fused": "flash", "unfused": "plain", "local": "plain"}
 
 
-def megatron_layout(text: str) -> WrittenLayout:
-    """The layout in Megatron-LM's arguments. text: a whole launch command will do, with its line ends escaped.
+NO_FLAGS = (
+    "none of its arguments is Megatron's own, such as --tensor-model-parallel-size or --ffn-hidden-size, and "
+    "those of NxD's examples and Optimum Neuron are --tensor_parallel_size and a batch size"
+)
+"""The objection to a script in which nothing of a layout is found."""
+
+
+def is_megatron_script(text: str) -> bool:
+    """Whether a script has flags of Megatron's own. Raises AutoshardError for no script."""
+    flags = read_script(text, ()).flags if "--" in text else {}
+    return bool(flags.keys() & set(READ).difference(ANYBODYS) or flags.keys() >= set(MOST_FLAGS))
+
+
+def megatron_layout(text: str, place: Place = NOWHERE) -> WrittenLayout:
+    """The layout in Megatron-LM's arguments. text: a whole launch command will do, with its line ends escaped. place:
+    where it is started.
 
     Degrees default to 1, and the global batch to one microbatch of each replica, as in Megatron. Raises AutoshardError
     for values that make no layout.
     """
-    script = read_script(text, (*READ, *PRODUCTS))
-    flags = script.flags
-    if not (flags.keys() & set(READ).difference(ANYBODYS) or flags.keys() >= set(MOST_FLAGS)):
-        raise AutoshardError(
-            "none of its arguments is Megatron's own, such as --tensor-model-parallel-size or --ffn-hidden-size, and "
-            "those of NxD's examples and Optimum Neuron are --tensor_parallel_size and a batch size"
-        )
-    written = layout_of(flags)
+    script = read_script(text, (*READ, *PRODUCTS), place)
+    written = layout_of(script.flags)
     notes, warnings = told_of(script), (*warned_of(script, text), *_not_decoders(text))
     return replace(written, notes=(*written.notes, *notes), warnings=(*written.warnings, *warnings))
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from autoshard.errors import AutoshardError
@@ -14,6 +15,8 @@ from autoshard.files.fields import show
 from autoshard.files.text_file import printable
 from autoshard.interop import megatron
 from autoshard.interop.megatron_stages import EMBEDDING, FIRST, LAST, LOSS, VIRTUAL
+from autoshard.interop.nemo_neuron import NO_EFFECT as OF_NEURON
+from autoshard.interop.nemo_neuron import is_for_neuron, on_neuron
 from autoshard.interop.written_layout import MISSING, WrittenLayout
 from autoshard.interop.written_model import WrittenModel
 from autoshard.interop.yaml_values import Values, length_note
@@ -157,8 +160,9 @@ def _own_part(data: Mapping[str, Any]) -> Mapping[str, Any]:
     return training if isinstance(training, Mapping) and "model" not in data else data
 
 
-def nemo_layout(data: Mapping[str, Any]) -> WrittenLayout:
-    """The layout in a parsed configuration of NeMo 1, or of the NeMo Framework Launcher's conf/training.
+def nemo_layout(data: Mapping[str, Any], environment: Mapping[str, str] = MappingProxyType({})) -> WrittenLayout:
+    """The layout in a parsed configuration of NeMo 1, also of the one for Trainium, or of the NeMo Framework Launcher's
+    conf/training. environment: variables that the program gets, as far as they are known.
 
     Fields have NeMo's defaults, but the batch, which it asks for: it may be given as an option. Raises AutoshardError
     for values that make no layout, and for configurations of other models than decoders.
@@ -167,18 +171,26 @@ def nemo_layout(data: Mapping[str, Any]) -> WrittenLayout:
     values = Values(data, FOLLOWS, root="training.")
     _check_kind(values, data["model"])
     flags = _flags(values)
-    told = partial(_told, flags=flags)
     said, other_graph = _said(values)
+    neuron = None
+    if is_for_neuron(values, environment):
+        neuron = on_neuron(values, environment, flags.pop("optimizer", ADAM[0]))
+        flags, said = {**flags, **neuron.flags}, {**said, **neuron.said}
+    told = partial(_told, flags=flags, names=NAMES if neuron is None else {**NAMES, **neuron.names})
     try:
         written = megatron.layout_of(flags, said, other_graph)
     except AutoshardError as error:
         raise AutoshardError(told(str(error))) from None
-    warnings = (*map(told, written.warnings), *_warnings(values, flags, other_graph))
+    warnings = (*map(told, written.warnings), *_warnings(values, flags, other_graph, neuron is not None))
     notes = (*map(told, written.notes), *_notes(values))
+    options = written.options
+    if neuron is not None:
+        options, notes, warnings = {**options, **neuron.options}, (*notes, *neuron.notes), (*warnings, *neuron.warnings)
     left_out = values.left_out()
     return replace(
         written,
         form="NeMo configuration",
+        options=options,
         model=_model_told(written.model, told),
         notes=notes,
         warnings=warnings,
@@ -217,7 +229,8 @@ def _flags(values: Values) -> dict[str, str]:
         value = values.whole_or_variable(path)
         if value is not None or flag != "nnodes":
             flags[flag] = MISSING if value is None else str(value)
-    if (length := next(filter(None, map(values.whole_or_variable, LENGTHS)), None)) is not None:
+    lengths = LENGTHS[1:] if values.flag("model.data.fine_tuning") is False else LENGTHS
+    if (length := next(filter(None, map(values.whole_or_variable, lengths)), None)) is not None:
         flags["seq-length"] = str(length)
     if (devices := _devices(values)) is not None:
         flags["nproc-per-node"] = str(devices)
@@ -341,9 +354,10 @@ def _other_graphs(values: Values) -> Iterator[str]:
             yield f"model.mcore_customization_config.{show(key)}"
 
 
-def _warnings(values: Values, flags: Mapping[str, str], other_graph: str) -> Iterator[str]:
-    """Sentences on fields that change a step and that no flag says."""
-    if flags.keys() & {"bf16", "fp16"} and not (values.flag(WIDE_WEIGHTS) or values.flag(FSDP)):
+def _warnings(values: Values, flags: Mapping[str, str], other_graph: str, neuron: bool) -> Iterator[str]:
+    """Sentences on fields that change a step and that no flag says. neuron: whether it is for Trainium, where variables
+    of the environment say what numbers are kept in."""
+    if not neuron and flags.keys() & {"bf16", "fp16"} and not (values.flag(WIDE_WEIGHTS) or values.flag(FSDP)):
         told = "NeMo keeps weights in float32 and casts them where they are used"
         yield f"{WIDE_WEIGHTS} is not True: {told}; priced with weights in bfloat16 beside the optimizer's in float32"
     if "recompute-granularity" in flags and not values.has(GRANULARITY):
@@ -374,19 +388,20 @@ def _not_priced(values: Values, left_out: tuple[str, ...]) -> Iterator[str]:
     """Yields those of the fields that are left out which may matter: what is off or has its usual value does not."""
     off = {part for part in PARTS if not values.peek(part)}
     for path in left_out:
-        if NO_EFFECT.fullmatch(path) or any(path.startswith(f"{part}_") for part in off):
+        own = path.removeprefix("model.").removeprefix("optim.") in OF_NEURON
+        if own or NO_EFFECT.fullmatch(path) or any(path.startswith(f"{part}_") for part in off):
             continue
         value = values.peek(path)
         if value and value not in USUAL.get(path, ()):
             yield path
 
 
-def _told(text: str, flags: Mapping[str, str]) -> str:
-    """A sentence about flags of Megatron-LM, with NeMo's fields in their place."""
+def _told(text: str, flags: Mapping[str, str], names: Mapping[str, str]) -> str:
+    """A sentence about flags of Megatron-LM, with NeMo's fields in their place, which `names` has."""
     for flag, value in flags.items():
-        if value and flag in NAMES:
-            text = text.replace(f"--{flag} {value}", f"{NAMES[flag]}={value}")
-    return re.sub(r"--([a-z0-9-]+)", lambda found: NAMES.get(found[1], found[0]), text)
+        if value and flag in names:
+            text = text.replace(f"--{flag} {value}", f"{names[flag]}={value}")
+    return re.sub(r"--([a-z0-9-]+)", lambda found: names.get(found[1], found[0]), text)
 
 
 def _model_told(model: WrittenModel, told: Callable[[str], str]) -> WrittenModel:

@@ -163,9 +163,6 @@ def neuron_layout(text: str, place: Place) -> WrittenLayout:
 
 def _number(flags: Mapping[str, str], flag: str) -> int | None:
     """The whole number of a flag; None where it is not there."""
-    if flags.get(flag, "").startswith("$"):
-        told = "a variable to which the script gives no value, or several: write one in its place"
-        raise AutoshardError(f"--{_shown(flag)} is {flags[flag][:40]}, {told}")
     return whole_number(f"--{_shown(flag)}", flags[flag]) if flag in flags else None
 
 

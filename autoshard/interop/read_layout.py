@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 from autoshard.errors import AutoshardError
 from autoshard.files.json_file import parse_json
@@ -14,15 +16,19 @@ from autoshard.files.toml_file import parse_toml
 from autoshard.files.yaml_file import parse_yaml
 from autoshard.interop.accelerate import accelerate_layout, is_accelerate
 from autoshard.interop.deepspeed import deepspeed_layout, is_deepspeed
-from autoshard.interop.launch_script import Place
-from autoshard.interop.megatron import megatron_layout
+from autoshard.interop.hydra_script import configured, is_hydra_script
+from autoshard.interop.launch_script import Place, Script, warned_of
+from autoshard.interop.megatron import NO_FLAGS, is_megatron_script, megatron_layout
 from autoshard.interop.nemo import is_nemo, nemo_layout
 from autoshard.interop.neuron_script import is_neuron_script, neuron_layout
 from autoshard.interop.nxdt import nxdt_layout
+from autoshard.interop.script_files import MOST_BYTES_OF_SCRIPT, started, with_parts
 from autoshard.interop.torchtitan import torchtitan_layout
 from autoshard.interop.torchtitan_registry import parse_registry
 from autoshard.interop.written_layout import WrittenLayout
 
+MOST_STARTED = 2
+"""Scripts that start each other, one behind the other."""
 MOST_BYTES = 1_000_000
 """Of a file with a layout; those of frameworks have some thousand."""
 
@@ -30,7 +36,8 @@ MOST_BYTES = 1_000_000
 def read_written_layout(path: str, nodes: int | None = None) -> WrittenLayout:
     """The layout in a recipe, a configuration of NxDT, NeMo or Accelerate (YAML), of DeepSpeed (JSON) or torchtitan
     (TOML, or a Python registry as file.py:function), or in a script with arguments of Megatron, NxD's examples or
-    Optimum Neuron (text). nodes: where they are known, for scripts that count with them.
+    Optimum Neuron, or with overrides of NeMo or NxDT (text). nodes: where they are known, for scripts that count with
+    them.
 
     Raises AutoshardError, naming the file, for anything else.
     """
@@ -42,23 +49,29 @@ def read_written_layout(path: str, nodes: int | None = None) -> WrittenLayout:
             read_text(file, f"layout {printable(file)}", MOST_BYTES), printable(file), function or None
         )
         return _in_file(where, torchtitan_layout, found)
-    text = read_text(path, f"layout {where}", MOST_BYTES)
+    has_fields = path.endswith((".toml", ".yaml", ".yml", ".json"))
+    text = read_text(path, f"layout {where}", MOST_BYTES if has_fields else MOST_BYTES_OF_SCRIPT)
     if path.endswith(".toml"):
         return _in_file(where, torchtitan_layout, parse_toml(text, where))
     if path.endswith((".yaml", ".yml")):
         return _in_file(where, _yaml_layout, parse_yaml(text, where))
     if path.endswith(".json"):
         return _in_file(where, _json_layout, parse_json(text.encode(), where))
-    if "--" in text:
-        return _in_file(where, partial(_script_layout, place=Place(nodes, str(Path(path).parent))), text)
-    raise AutoshardError(
-        f"{where} is no layout: a plan (.json), a recipe, a configuration of NxDT, NeMo or Accelerate (.yaml), of "
-        "DeepSpeed (.json) or torchtitan (.toml or .py:name), Megatron's arguments (text with "
-        "--tensor-model-parallel-size), or a script of NxD or Optimum Neuron (--tensor_parallel_size) would be"
-    )
+    written = _in_file(where, partial(_script_layout, place=Place(nodes, str(Path(path).parent))), text)
+    if written is None:
+        raise AutoshardError(
+            f"{where} is no layout: a plan (.json), a recipe, a configuration of NxDT, NeMo or Accelerate (.yaml), of "
+            "DeepSpeed (.json) or torchtitan (.toml or .py:name), Megatron's arguments (text with "
+            "--tensor-model-parallel-size), a script of NxD or Optimum Neuron (--tensor_parallel_size), or one with "
+            "overrides of NeMo (model.tensor_model_parallel_size=) would be"
+        )
+    return written
 
 
-def _in_file(where: str, layout: Callable[[Any], WrittenLayout], content: object) -> WrittenLayout:
+_Layout = TypeVar("_Layout", WrittenLayout, WrittenLayout | None)
+
+
+def _in_file(where: str, layout: Callable[[Any], _Layout], content: object) -> _Layout:
     """The layout that `layout` reads from a content. Errors begin with the file, `where`."""
     try:
         return layout(content)
@@ -66,10 +79,63 @@ def _in_file(where: str, layout: Callable[[Any], WrittenLayout], content: object
         raise AutoshardError(f"{where}: {error}") from None
 
 
-def _script_layout(text: str, place: Place) -> WrittenLayout:
+def _script_layout(text: str, place: Place, depth: int = 0) -> WrittenLayout | None:
+    """The layout in a script, or in the one beside it that it starts; None where it looks like neither.
+
+    depth: how many scripts were started before it. Raises AutoshardError for values that make no layout.
+    """
+    text, parts = with_parts(text, place)
+    reader = _reader(text)
+    if reader is None:
+        return _started_layout(text, place, depth)
+    written = reader(text, place)
+    read_with = (f"read with {', '.join(parts)} beside it, as the script runs it",) if parts else ()
+    return replace(written, notes=(*read_with, *written.notes))
+
+
+def _reader(text: str) -> Callable[[str, Place], WrittenLayout] | None:
+    """What reads a script with such words; None where it has no layout."""
     if is_neuron_script(text):
-        return neuron_layout(text, place)
-    return megatron_layout(text)
+        return neuron_layout
+    if is_hydra_script(text):
+        return _hydra_layout
+    return megatron_layout if is_megatron_script(text) else None
+
+
+def _started_layout(text: str, place: Place, depth: int) -> WrittenLayout | None:
+    """The layout in the script that one starts; None where it starts none, and has no flags itself."""
+    every = [*started(text, place)] if depth < MOST_STARTED else []
+    read: list[tuple[str, WrittenLayout]] = []
+    wrong: list[str] = []
+    for one in every:
+        name = printable(" ".join((one.name, *(one.place.arguments or ()))))[:80]
+        try:
+            written = None if one.text is None else _script_layout(one.text, one.place, depth + 1)
+        except AutoshardError as error:
+            wrong.append(f"{name}, which it starts: {error}")
+            continue
+        read += [] if written is None else [(name, written)]
+    if len(read) > 1:
+        raise AutoshardError(f"it starts {read[0][0]} and {read[1][0]}, each of which has a layout: give one of them")
+    if read:
+        (name, written), *_ = read
+        return replace(written, notes=(f"read from {name}, which the script starts", *written.notes))
+    if wrong:
+        raise AutoshardError(wrong[0])
+    if missing := [one.name for one in every if one.text is None]:
+        told = "which is not beside it: give that script"
+        raise AutoshardError(f"it has no layout itself and starts {printable(missing[0])[:100]}, {told}")
+    if "--" in text and depth == 0:
+        raise AutoshardError(NO_FLAGS)
+    return None
+
+
+def _hydra_layout(text: str, place: Place) -> WrittenLayout:
+    """The layout of a script with Hydra's overrides."""
+    found = configured(text, place)
+    written = _yaml_layout(found.data, found.environment)
+    more = tuple(warned_of(Script({}, {}, {}, ()), text))
+    return replace(written, notes=(*found.notes, *written.notes), warnings=(*found.warnings, *more, *written.warnings))
 
 
 def _json_layout(data: object) -> WrittenLayout:
@@ -78,13 +144,14 @@ def _json_layout(data: object) -> WrittenLayout:
     return deepspeed_layout(data)
 
 
-def _yaml_layout(data: object) -> WrittenLayout:
+def _yaml_layout(data: object, environment: Mapping[str, str] = MappingProxyType({})) -> WrittenLayout:
+    """The layout in a parsed file. environment: variables that the program gets, as far as they are known."""
     if not isinstance(data, dict):
         raise AutoshardError("it must hold named fields")
     if "distributed_strategy" in data:
         return nxdt_layout(data)
     if is_nemo(data):
-        return nemo_layout(data)
+        return nemo_layout(data, environment)
     if is_accelerate(data):
         return accelerate_layout(data)
     return WrittenLayout("recipe", {str(name): value for name, value in data.items()}, complete=False)

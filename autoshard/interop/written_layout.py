@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import isfinite
@@ -12,6 +13,10 @@ from autoshard.interop.written_model import WrittenModel
 
 MISSING = "???"
 """The value of an option that must be given and that a file leaves open: OmegaConf's word for such a field."""
+
+
+_VARIABLE = re.compile(r"\$(?:\w+|\{\w+\})")
+"""A variable of a shell, $NAME or ${NAME}."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +62,18 @@ class WrittenLayout:
     not_priced: tuple[str, ...] = ()
 
 
+def check_value(name: str, value: object) -> None:
+    """Raise AutoshardError, naming the field, for a variable of a shell that stands for a value."""
+    if isinstance(value, str) and _VARIABLE.fullmatch(value):
+        told = "a variable to which the script gives no value, or several: write one in its place"
+        raise AutoshardError(f"{name} is {value[:40]}, {told}")
+
+
 def whole_number(name: str, value: object, least: int = 1) -> int:
     """The value as a whole number of at least `least`, from a file or command line. Raises AutoshardError naming the
     field.
     """
+    check_value(name, value)
     text = str(value).replace("_", "")
     if isinstance(value, bool) or len(text) > 12 or not text.isascii() or not text.isdigit() or int(text) < least:
         raise AutoshardError(f"{name} is {str(value)[:40]!r}; it must be a whole number of at least {least}")
@@ -73,6 +86,7 @@ def number(name: str, value: object) -> float | None:
     """
     if value is None:
         return None
+    check_value(name, value)
     try:
         parsed = None if isinstance(value, bool) else float(str(value))
     except ValueError:

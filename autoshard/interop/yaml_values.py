@@ -8,7 +8,7 @@ from typing import Any
 
 from autoshard.errors import AutoshardError
 from autoshard.files.yaml_file import parse_yaml
-from autoshard.interop.written_layout import MISSING, number, whole_number
+from autoshard.interop.written_layout import MISSING, check_value, number, whole_number
 
 REFERENCE = re.compile(r"\$\{(\.*)([\w.]+)\}")
 """${model.encoder_seq_length}; with a dot before it one of the same object, with two one of the object around that."""
@@ -122,6 +122,7 @@ class Values:
         if isinstance(value, int) and value in (0, 1):
             return bool(value)
         if value is not None:
+            check_value(path, value)
             raise AutoshardError(f"{path} is {str(value)[:40]!r}; it must be True or False")
         return value
 

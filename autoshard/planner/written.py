@@ -245,6 +245,9 @@ def _checked(file: str, options: Mapping[str, Any], no_batch: str) -> dict[str, 
             continue
         if value == MISSING and no_batch and name in ("micro_batch", "global_batch"):
             raise AutoshardError(f"{file}: {no_batch}")
+        if isinstance(value, str) and value.startswith("$"):
+            told = f"{value[:60]} has no value there, or several"
+            raise AutoshardError(f"{file} does not say {name}: {told}; --{name.replace('_', '-')} does")
         if value == MISSING:
             raise AutoshardError(f"{file} does not say {name}; --{name.replace('_', '-')} does")
         if name not in OPTIONS:

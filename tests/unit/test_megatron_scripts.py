@@ -317,8 +317,8 @@ def test_variables_that_the_script_gives_a_value() -> None:
 def test_a_variable_without_one_value_is_refused(line: str) -> None:
     with pytest.raises(AutoshardError) as error:
         script(f"{line}\ntorchrun pretrain_gpt.py --tensor-model-parallel-size $TP --swiglu")
-    told = "--tensor-model-parallel-size is '$TP'; it must be a whole number of at least 1"
-    assert str(error.value) == f"train.sh: {told}"
+    told = "--tensor-model-parallel-size is $TP, a variable to which the script gives no value, or several"
+    assert str(error.value) == f"train.sh: {told}: write one in its place"
 
 
 def test_flags_with_several_words_end_with_their_array() -> None:
