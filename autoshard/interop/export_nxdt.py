@@ -11,9 +11,11 @@ from autoshard.backends.rules import Problem, all_broken
 from autoshard.errors import AutoshardError
 from autoshard.graph.recompute import FULL_RECOMPUTE, NO_RECOMPUTE, members
 from autoshard.interop.exported import IN_TURNS, Exported, common_left_out, title, written_schedule
-from autoshard.interop.nxdt import MODEL_TYPES, RECOMPUTED
+from autoshard.interop.nxdt import MODEL_TYPES, RECOMPUTED, WRITTEN_OUT, recomputed_by, run_by
 from autoshard.plans.plan import Plan
+from autoshard.plans.prices import is_cheap, unrounded
 from autoshard.spec.model import ModelSpec
+from autoshard.units import format_bytes
 
 NAMES = {model_type: name for name, types in MODEL_TYPES.items() for model_type in types}
 """model_type -> `name` of NxD Training's model."""
@@ -140,6 +142,26 @@ def _recompute(plan: Plan) -> tuple[str | None, list[str] | None]:
     return "full", None
 
 
+def _not_run_again(plan: Plan) -> Iterator[str]:
+    """A sentence on attention that the plan runs again, where NxD Training has a kernel in the place of the class that
+    it would; and on the memory that this takes."""
+    strategy, modules = plan.strategy, _recompute(plan)[1] or []
+    if WRITTEN_OUT not in modules or not (strategy.attention_kernel == "flash" or strategy.cp > 1):
+        return
+    again = recomputed_by(RECOMPUTED[plan.model.is_moe], run_by(modules, flash=True))
+    other = replace(strategy, recompute=(again,) * len(strategy.recompute))
+    left = "nothing" if again == NO_RECOMPUTE else again
+    told = f"recompute={strategy.recompute_name}: NxD Training's kernel takes the place of {WRITTEN_OUT}, so {left}"
+    if not is_cheap(plan):
+        yield f"{told} runs again there, which keeps more"
+        return
+    planned, held = unrounded(plan), unrounded(replace(plan, strategy=other))
+    difference = held.fullest.total_bytes - planned.fullest.total_bytes
+    more = f"{format_bytes(difference)} more" if difference > 0 else "no more"
+    fits = "" if held.fits or not planned.fits else ", and it no longer fits"
+    yield f"{told} runs again there; the fullest device holds {more} than planned{fits}"
+
+
 def _precision(plan: Plan) -> dict[str, Any]:
     """The section `precision`: the type, and the settings that it stands for, which `manual` would read.
 
@@ -192,6 +214,7 @@ def _left_out(plan: Plan) -> tuple[str, ...]:
     left_out += [f"the layout breaks a rule of NxD: {wrong}" for wrong in dict.fromkeys(wrong for _, wrong in broken)]
     if strategy.uniform_recompute != FULL_RECOMPUTE and _recompute(plan)[0] == "full":
         left_out.append(f"recompute={strategy.recompute_name}: written as full, which fits wherever the plan does")
+    left_out += _not_run_again(plan)
     if strategy.uniform_recompute == "none" and strategy.attention_kernel == "plain" and not plan.model.is_moe:
         left_out.append("recompute=none: without flash attention NxD Training recomputes core attention all the same")
     left_out += written_schedule(plan, IN_TURNS)[1]

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from autoshard.errors import AutoshardError
-from autoshard.graph.recompute import FULL_RECOMPUTE, NO_RECOMPUTE, canonical
+from autoshard.graph.recompute import FULL_RECOMPUTE, NO_RECOMPUTE
 from autoshard.interop.launch_script import Place, Script, read_script, told_of, warned_of
-from autoshard.interop.nxdt import RECOMPUTED, instance_of
+from autoshard.interop.nxdt import RECOMPUTED, instance_of, not_run, recomputed_by, run_by
 from autoshard.interop.written_layout import MISSING, WrittenLayout, number, whole_number
 from autoshard.interop.written_model import WrittenModel
 from autoshard.layout.mesh import devices_objection
@@ -131,7 +131,11 @@ def neuron_layout(text: str, place: Place) -> WrittenLayout:
         options["seq_len"] = length
     if options["cp"] > 1:
         options["context_parallel"] = "ring"
-    options |= _optimum_options(flags) if is_optimum else _options(flags, program, length)
+    if is_optimum:
+        options |= _optimum_options(flags)
+    else:
+        more, why = _options(flags, program, length, options["cp"])
+        options, notes = {**options, **more}, (*notes, *why)
     if is_optimum:
         fields["zero"] = int(_is_on(flags, [OPTIMUM_ZERO], usual=True))
         is_cut = not _is_on(flags, [OPTIMUM_WHOLE_SEQUENCE])
@@ -241,17 +245,23 @@ def _program(text: str, is_optimum: bool) -> tuple[Program, tuple[str, ...]]:
     return PROGRAMS[LIKE], (UNKNOWN_PROGRAM.format(known=LIKE),)
 
 
-def _options(flags: Mapping[str, str], program: Program, length: int | None) -> dict[str, Any]:
-    """Recompute set, attention kernel and precision of one of NxD's examples."""
+def _options(
+    flags: Mapping[str, str], program: Program, length: int | None, cp: int
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """(recompute set, attention kernel and precision of one of NxD's examples, notes). A ring over cp has a kernel."""
     selected = (*program.selected, *(program.at_long if length == LONG else ()))
-    known = RECOMPUTED[False] | RECOMPUTED[True]
-    parts = "+".join(part for name in selected for part in known[name])
+    flash = _is_on(flags, [FLASH], program.flash) or cp > 1
+    selective = _is_on(flags, SELECTIVE)
+    names = (not_run(f"--{_shown(flag)}") for flag in SELECTIVE if flag in flags)
+    notes = (next(names),) if selective and flash else ()
     has_masters = _is_on(flags, [MASTERS], usual=True) or _is_on(flags, WIDE_OPTIMIZER)
-    return {
-        "recompute": canonical(parts) if _is_on(flags, SELECTIVE) else FULL_RECOMPUTE,
-        "attention_kernel": "flash" if _is_on(flags, [FLASH], program.flash) else "plain",
+    again = recomputed_by(RECOMPUTED[False] | RECOMPUTED[True], run_by(selected, flash))
+    options = {
+        "recompute": again if selective else FULL_RECOMPUTE,
+        "attention_kernel": "flash" if flash else "plain",
         "precision": "mixed_precision" if has_masters else "bf16_sr",
     }
+    return options, notes
 
 
 def _optimum_options(flags: Mapping[str, str]) -> dict[str, Any]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
 from autoshard.errors import AutoshardError
-from autoshard.graph.recompute import canonical
+from autoshard.graph.recompute import NO_RECOMPUTE, canonical
 from autoshard.interop.written_layout import WrittenLayout, number
 from autoshard.interop.written_model import WrittenModel, guessed_vocabulary
 from autoshard.interop.yaml_values import Values, length_note
@@ -32,6 +32,11 @@ RECOMPUTED: dict[bool, dict[str, tuple[str, ...]]] = {
 }
 """By whether there are experts: classes of activations_checkpoint_recompute and what a set of ours calls them
 [NxDT models/hf_models/modeling_llama.py, modeling_mixtral.py]. The norm behind the last block is in no set of ours."""
+WRITTEN_OUT = "CoreAttention"
+"""The class of attention without a kernel, which blocks of Hugging Face's models do not call where they have one for
+flash or ring attention: it runs neither in forward nor again [NxDT models/hf_models/modeling_llama.py call_attn_impln,
+modeling_mixtral.py; examples/training of neuronx-distributed, modeling_llama_nxd.py and its neighbours]."""
+NOT_RUN = "{field} has {name}, which a flash or ring kernel takes the place of: nothing of it runs again"
 LONG = 8192
 """Tokens of a sequence from which NxDT of SDK 2.20 recomputed the MLP too, if it was asked to."""
 PRECISIONS = {"mixed_precision": "mixed_precision", "bf16SR": "bf16_sr", "fp32": "fp32"}
@@ -112,8 +117,12 @@ def nxdt_layout(data: Mapping[str, Any]) -> WrittenLayout:
     values = Values(data, FOLLOWS)
     options = _sizes(values)
     ring = values.flag("model.fusions.ring_attention") or False
-    flash = values.flag("model.fusions.flash_attention") or ring
+    asked = values.flag("model.fusions.flash_attention") or ring
+    has_kernels = values.get("model_source") != "megatron"  # whose blocks read no fusions
+    flash = asked and has_kernels
     options["recompute"], notes = _recompute(values, flash)
+    if asked and not has_kernels:
+        notes += ("model.fusions: models of model_source=megatron have no flash kernel; read as plain attention",)
     options["attention_kernel"] = "flash" if flash else "plain"
     if options["cp"] > 1:
         options["context_parallel"] = "ring"
@@ -303,10 +312,28 @@ def _recompute(found: Values, flash: bool) -> tuple[str, tuple[str, ...]]:
     known = RECOMPUTED[bool(found.get("model.moe"))]
     if not names:
         return _unlisted(found)
+    notes = (not_run("activations_checkpoint_recompute"),) if flash and WRITTEN_OUT in names else ()
+    running = run_by(names, flash)
     if known.keys() >= set(names):
-        return canonical("+".join(part for name in names for part in known[name])), ()
-    nearest = "core_attention" if "CoreAttention" in names else "none"
-    return nearest, (f"activations_checkpoint_recompute={', '.join(names)} is priced as {nearest}",)
+        return recomputed_by(known, running), notes
+    nearest = recomputed_by(known, [name for name in running if name == WRITTEN_OUT])
+    return nearest, (*notes, f"activations_checkpoint_recompute={', '.join(names)} is priced as {nearest}")
+
+
+def run_by(classes: Iterable[str], flash: bool) -> list[str]:
+    """The classes, of some, that a block runs. flash: whether a kernel takes the place of attention written out."""
+    return [name for name in classes if not (flash and name == WRITTEN_OUT)]
+
+
+def recomputed_by(known: Mapping[str, tuple[str, ...]], classes: Iterable[str]) -> str:
+    """The recompute set of classes that run again. known: as RECOMPUTED."""
+    parts = [part for name in classes for part in known[name]]
+    return canonical("+".join(parts)) if parts else NO_RECOMPUTE
+
+
+def not_run(field: str) -> str:
+    """A sentence on a field that names attention written out beside a kernel that takes its place."""
+    return NOT_RUN.format(field=field, name=WRITTEN_OUT)
 
 
 def _unlisted(found: Values) -> tuple[str, tuple[str, ...]]:

@@ -90,13 +90,22 @@ def names_as(style: str) -> str:
     )
 
 
+def not_run_again(more: str) -> str:
+    return (
+        "recompute=core_attention+mlp: NxD Training's kernel takes the place of CoreAttention, so mlp runs again "
+        f"there; the fullest device holds {more} than planned"
+    )
+
+
 def test_what_cannot_be_carried_over_is_listed() -> None:
     assert export(published_plans()["hf_llama3_70B_CP"], "nxdt").left_out == (
         "model.model_config=config.json: NxD Training reads the model's other sizes from the file named there",
         names_as("gqa"),
+        not_run_again("no more"),
         "cp=2: NxD's optimizer checkpoints overwrite each other; a resumed run continues wrongly",
         "kv_replicator=4: NxD's gradient norm counts key-value weights that often, so gradient_clip_val sets in early",
     )
+    assert not_run_again("5.24 MB more") in export(published_plans()["hf_llama3_70B"], "nxdt").left_out
     plain = changed(plan_70b(), tp=8, dp=8, attention_kernel="plain", recompute="none", schedule="gpipe")
     found = " ".join(export(plain, "nxdt").left_out)
     assert "recompute=none: without flash attention NxD Training recomputes core attention all the same" in found

@@ -148,6 +148,16 @@ def test_what_a_selective_program_runs_again(text: str, recompute: str) -> None:
     assert (found.options["recompute"], found.fields["runs"], len(found.notes)) == (recompute, 1, 0)
 
 
+@pytest.mark.parametrize(("flags", "recompute"), [("", "mlp"), ("--use_flash_attention 0", "core_attention+mlp")])
+def test_a_kernel_takes_the_place_of_what_would_run_again(flags: str, recompute: str) -> None:
+    """Blocks call either: CoreAttention is wrapped, and never run beside a flash kernel or a ring."""
+    start = "torchrun run_llama_nxd.py --train_batch_size 8 --seq_len 8192 --tensor_parallel_size 8"
+    found = script(f"{start} --use_selective_checkpoint 1 {flags or '--use_flash_attention 1'}")
+    assert (found.options["recompute"], len(found.notes)) == (recompute, int(not flags))
+    ring = script(f"{start} --use_selective_checkpoint 1 --context_parallel_size 2")
+    assert (ring.options["recompute"], ring.options["attention_kernel"]) == ("mlp", "flash")
+
+
 def test_a_program_that_nobody_knows_is_told() -> None:
     found = script("torchrun own.py --batch_size 1 --tensor_parallel_size 2 --enable_lora --own 3")
     told = "the program is none of NxD's examples: what no flag says is read as in run_llama_nxd.py"

@@ -22,7 +22,7 @@ from autoshard.plans.validate import read_plan
 from tests.unit.plan_examples import plan_70b
 from tests.unit.published_plans import published_plans
 from tests.unit.test_nxd_configuration import changed
-from tests.unit.written_files import PUBLIC, SUFFIX, imported, inputs, mixture_plan
+from tests.unit.written_files import PUBLIC, SUFFIX, as_nxdt_runs, imported, inputs, mixture_plan
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 def test_public_files_are_the_published_layouts(name: str) -> None:
     given = {"model": "llama2-7b"} if name == "hf_llama_7B" else {}
     plan = imported(PUBLIC[name], **given)
-    assert inputs(plan) == inputs(published_plans()[name])
+    assert inputs(plan) == inputs(as_nxdt_runs(published_plans()[name]))
     assert plan.backend == "nxd"
     write_plan(plan, "plan.json")
     assert inputs(read_plan("plan.json")) == inputs(plan)
@@ -68,6 +68,8 @@ def test_round_trip_of_the_published_layouts(name: str, form: str) -> None:
         "attention_kernel": plan.strategy.attention_kernel,
         "recompute": (plan.strategy.recompute_name,),
     }
+    if form == "nxdt":
+        expected["recompute"] = (as_nxdt_runs(plan).strategy.recompute_name,)
     if form.startswith("torchtitan"):  # it says neither the kernel nor which part of a block selective mode recomputes
         expected["attention_kernel"] = "flash"
         if expected["recompute"] == ("core_attention",):
@@ -111,7 +113,7 @@ def test_round_trip_of_uneven_and_interleaved_stages(form: str) -> None:
 def test_lnc_and_trn2_round_trip() -> None:
     plan = changed(plan_70b(), "trn2.48xlarge", 8, 2, tp=16, pp=8, dp=4)
     found = imported(export(plan, "nxdt").text, model="llama3-70b")
-    assert inputs(found) == inputs(plan)
+    assert inputs(found) == inputs(as_nxdt_runs(plan))
 
 
 def test_megatrons_notation_of_stages() -> None:
@@ -135,12 +137,12 @@ def test_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["import", "conf.yaml", "--out", "again.json"]) == 0
     shown = capsys.readouterr()
     assert shown.out == (
-        "wrote again.json: llama3-8b on 4 x trn1.32xlarge, tp=32 pp=1 dp=4 mbs=1 recompute=core_attention\n"
+        "wrote again.json: llama3-8b on 4 x trn1.32xlarge, tp=32 pp=1 dp=4 mbs=1 recompute=none\n"
         "next: autoshard explain again.json\n"
     )
     assert "not in a plan: model: model_config\n" in shown.err
     assert "note: imported: NxDT configuration\n" in shown.err
-    assert read_plan("again.json").strategy == read_plan("plan.json").strategy
+    assert read_plan("again.json").strategy == as_nxdt_runs(read_plan("plan.json")).strategy
     assert main(["export", "plan.json", "--to", "megatron"]) == 0
     assert capsys.readouterr().out.startswith("# llama3-8b on 4 x trn1.32xlarge, tp=32 pp=1")
     Path("recipe.yaml").write_text("model: llama3-8b\n")

@@ -127,10 +127,10 @@ def test_other_sets_of_classes_are_named_one_by_one(tmp_path: Path) -> None:
         return plan.strategy.recompute_name, tuple(note for note in plan.notes if "priced as" in note)
 
     assert read("[LlamaMLP, LlamaRMSNorm]") == ("attention_norm+mlp_norm+mlp", ())
-    assert read("[ActivationMultiplyMLP, CoreAttention]") == ("core_attention+mlp.act_fn", ())
+    assert read("[ActivationMultiplyMLP, CoreAttention]") == ("mlp.act_fn", ())  # it has a flash kernel
     assert read("[CoreAttention, LlamaRotaryEmbedding]") == (
-        "core_attention",
-        ("activations_checkpoint_recompute=CoreAttention, LlamaRotaryEmbedding is priced as core_attention",),
+        "none",
+        ("activations_checkpoint_recompute=CoreAttention, LlamaRotaryEmbedding is priced as none",),
     )
 
 
@@ -274,6 +274,25 @@ def test_what_nxd_gets_wrong_in_folded_groups_is_refused(fields: dict[str, Any],
     assert str(error.value) == text
     if "cp" in fields:
         check_strategy(model, plan.training, cluster, "torch", layout)
+
+
+def test_a_flash_kernel_takes_the_place_of_core_attention() -> None:
+    """Blocks of Hugging Face's models call either; those of model_source=megatron have no kernel."""
+    model = {
+        "activations_checkpoint_granularity": "selective",
+        "activations_checkpoint_recompute": ["CoreAttention"],
+        "fusions": {"flash_attention": True},
+    }
+    data = {"distributed_strategy": {"tensor_model_parallel_size": 8}, "model": model}
+    found = nxdt_layout({**data, "model_source": "hf"})
+    assert (found.options["attention_kernel"], found.options["recompute"]) == ("flash", "none")
+    told = "activations_checkpoint_recompute has CoreAttention, which a flash or ring kernel takes the place of: "
+    assert found.notes == (f"{told}nothing of it runs again",)
+    found = nxdt_layout({**data, "model_source": "megatron"})
+    assert (found.options["attention_kernel"], found.options["recompute"]) == ("plain", "core_attention")
+    assert found.notes == (
+        "model.fusions: models of model_source=megatron have no flash kernel; read as plain attention",
+    )
 
 
 def test_classes_that_are_not_listed() -> None:

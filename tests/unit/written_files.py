@@ -14,6 +14,15 @@ from autoshard.planner.written import read_written
 from autoshard.plans.plan import Plan, make_plan
 from tests.unit.plan_examples import by_hand, plan_mixtral
 
+
+def as_nxdt_runs(plan: Plan) -> Plan:
+    """The plan with what NxD Training runs again: where a kernel computes attention, no CoreAttention."""
+    if plan.strategy.attention_kernel != "flash":
+        return plan
+    sets = ("+".join(one for one in name.split("+") if one != "core_attention") for name in plan.strategy.recompute)
+    return replace(plan, strategy=replace(plan.strategy, recompute=tuple(name or "none" for name in sets)))
+
+
 SUFFIX = {"nxdt": "yaml", "torchtitan": "py", "torchtitan-toml": "toml", "megatron": "sh"}
 
 
