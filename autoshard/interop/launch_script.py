@@ -42,13 +42,15 @@ _WRITTEN = re.compile(
 _SHOW = ("echo", "printf")
 """Words before a quoted text that is shown, not run: `srun echo "..."`."""
 READS = re.compile(r"^[ \t]*(?:source|\.)[ \t]+(\$\([^\n]*\)[^\s;&|]*|[^\s;&|]+)", re.MULTILINE)
-_ASSIGNED = re.compile(
-    r"""^[ \t]*(?:(?:export|declare|local|readonly)[ \t]+)?([A-Za-z_]\w*)="""
-    rf"""("[^"\n]*"|'[^'\n]*'|{_SUM}|(?:\$\{{[^{{}}\n]*\}}|[^\s;&|()'"`])*)"""
-    r"""(?=[ \t]*(?:;|\#|&&|$))""",
-    re.MULTILINE,
-)
-"""A line that gives a variable one word, a sum, or a quoted text."""
+_GIVES = r"^[ \t]*(?:(?:export|declare|local|readonly)[ \t]+)?"
+_GIVEN = rf"""[A-Za-z_]\w*=(?:"[^"\n]*"|'[^'\n]*'|{_SUM}|(?:\$\{{[^{{}}\n]*\}}|[^\s;&|()'"`])*)"""
+"""A variable and one word, a sum, or a quoted text."""
+_ENDED = r"(?=[ \t]*(?:;|\#|&&|$))"
+_ASSIGNED = re.compile(f"{_GIVES}({_GIVEN.replace('=', ')=(', 1)}){_ENDED}", re.MULTILINE)
+"""A line that gives a variable a value."""
+_SEVERAL_ASSIGNED = re.compile(rf"{_GIVES}({_GIVEN}(?:[ \t]+{_GIVEN})+){_ENDED}", re.MULTILINE)
+"""A line that gives several variables a value each: export TP=8 PP=4."""
+_ONE_OF_SEVERAL = re.compile(_GIVEN)
 _USUAL = re.compile(r"^[ \t]*:[ \t]+\"?\$\{([A-Za-z_]\w*):?=([^{}\n]*)\}", re.MULTILINE)
 """A line that gives a variable a value where it has none: `: ${NAME:=8}`."""
 _COUNTED = re.compile(r"\bfor[ \t]+([A-Za-z_]\w*)")
@@ -306,7 +308,7 @@ def _variables(text: str, place: Place) -> dict[str, str]:
     found = {name: {"", " "} for name in _COUNTED.findall(text)}
     late = _late_defaults(text)
     usual = [one for one in _USUAL.findall(text) if one not in late]
-    for name, value in (*_ASSIGNED.findall(text), *usual):
+    for name, value in (*((name, value) for name, value, _ in _assignments(text)), *usual):
         found.setdefault(name, set()).add(value if value[:1] == "'" else value.strip('"'))
     said = dict.fromkeys(_OWN_FOLDER.findall(text), place.folder) if place.folder else {}
     if place.arguments is not None and not _OWN_ARGUMENTS.search(text):
@@ -318,13 +320,23 @@ def _variables(text: str, place: Place) -> dict[str, str]:
     return {name: next(iter(values)).strip("'") for name, values in found.items() if len(values) == 1} | said
 
 
+def _assignments(text: str) -> Iterator[tuple[str, str, int]]:
+    """Yields the variables that lines of a script give a value, the value as it is written, and where the line is."""
+    for found in _ASSIGNED.finditer(text):
+        yield found[1], found[2], found.start()
+    for found in _SEVERAL_ASSIGNED.finditer(text):
+        for one in _ONE_OF_SEVERAL.findall(found[1]):
+            name, _, value = one.partition("=")
+            yield name, value, found.start()
+
+
 def _late_defaults(text: str) -> set[tuple[str, str]]:
     """Names and values of defaults, `: ${NAME:=8}`, for variables that the script has given a value before, whatever
     its conditions are."""
     sure = unconditional(text)
     first: dict[str, int] = {}
-    for found in _ASSIGNED.finditer(sure):
-        first.setdefault(found[1], found.start())
+    for name, _, start in _assignments(sure):
+        first[name] = min(start, first.get(name, start))
     return {(one[1], one[2]) for one in _USUAL.finditer(sure) if first.get(one[1], one.start()) < one.start()}
 
 

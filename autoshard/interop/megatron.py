@@ -153,7 +153,8 @@ KERNELS = {"flash": "flash", "fused": "flash", "unfused": "plain", "local": "pla
 
 NO_FLAGS = (
     "none of its arguments is Megatron's own, such as --tensor-model-parallel-size or --ffn-hidden-size, and "
-    "those of NxD's examples and Optimum Neuron are --tensor_parallel_size and a batch size"
+    "those of NxD's examples and Optimum Neuron are --tensor_parallel_size and a batch size, NeMo's "
+    "model.tensor_model_parallel_size= and the like"
 )
 """The objection to a script in which nothing of a layout is found."""
 

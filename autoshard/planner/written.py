@@ -298,7 +298,9 @@ def _model_of(file: str, written: WrittenLayout, options: dict[str, Any]) -> tup
     try:
         model = built_model(Path(file).stem, said)
     except AutoshardError as error:
-        raise AutoshardError(f"{file}: {error}") from None
+        alike = models_as_said(said)
+        told = f"; --model {alike[0].name} takes a built-in one with all that the file says" if alike else ""
+        raise AutoshardError(f"{file}: {error}{told}") from None
     options["model"] = model.name
     return model, (f"{model.name}: a model of the family {model.model_type}, made of the sizes in {file}", *said.notes)
 

@@ -148,6 +148,17 @@ def test_what_neuronx_nemo_megatron_says_otherwise_than_nemo() -> None:
     assert (found.warnings, found.not_priced) == ((), ())
 
 
+def test_a_parallel_block_is_that_of_gpt_neox() -> None:
+    """No model is made of it, but a built-in one has all that the file says, though perhaps other tokens."""
+    sizes = {"num_layers": 44, "hidden_size": 6144, "ffn_hidden_size": 24576, "num_attention_heads": 64}
+    words = {"transformer_block_type": "gpt_j", "activation": "gelu", "normalization": "layernorm", "has_bias": True}
+    more = {"rotary_percentage": 0.25, "tokenizer": {"type": "GPT2BPETokenizer"}}
+    Path("neox.yaml").write_text(yaml.safe_dump({**CONFIG, "model": {**CONFIG["model"], **sizes, **words, **more}}))
+    with pytest.raises(AutoshardError) as error:
+        read_written("neox.yaml", {})
+    assert str(error.value).endswith("; --model gpt-neox-20b takes a built-in one with all that the file says")
+
+
 def test_a_configuration_that_is_not_here() -> None:
     text = PROGRAM.replace("$MORE", "model.activations_checkpoint_method=uniform").replace("HS:=2048", "HS:=8192")
     put(test=text.replace("N_AH:=16", "N_AH:=64"), train_setup=SETUP)

@@ -143,7 +143,8 @@ def test_other_frameworks_scripts(text: str) -> None:
         script(f"torchrun --nproc_per_node 32 finetune.py {text}")
     megatrons = "none of its arguments is Megatron's own, such as --tensor-model-parallel-size or --ffn-hidden-size"
     others = "those of NxD's examples and Optimum Neuron are --tensor_parallel_size and a batch size"
-    assert str(error.value) == f"train.sh: {megatrons}, and {others}"
+    nemos = "NeMo's model.tensor_model_parallel_size= and the like"
+    assert str(error.value) == f"train.sh: {megatrons}, and {others}, {nemos}"
 
 
 def test_a_model_is_megatrons_too() -> None:

@@ -218,6 +218,10 @@ def test_what_a_variable_without_a_value_leaves_open() -> None:
         ("N=sr\nif [[ $N == s* ]]; then\nA=1\nelse\nA=2\nfi", "$A"),  # a pattern
         ("if [ $X = 1 ]; then\nA=1\nelif [ 1 = 1 ]; then\nA=2\nfi", "$A"),
         ("A=2\n: ${A:=4}", "2"),
+        ("export N=1 A='2' B=$N  # three", "2"),
+        ("A=1\nexport N=1 A=2", "$A"),
+        ("export N=1 A=2\n: ${A:=4}", "2"),
+        ("N=1 A=2 bash x.sh", "$A"),  # for the command alone
         ("if x; then\nA=2\nelse\n: ${A:=4}\nfi", "$A"),
     ],
 )
