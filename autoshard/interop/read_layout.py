@@ -27,7 +27,7 @@ from autoshard.interop.torchtitan import torchtitan_layout
 from autoshard.interop.torchtitan_registry import parse_registry
 from autoshard.interop.written_layout import WrittenLayout
 
-MOST_STARTED = 2
+MOST_STARTED = 3
 """Scripts that start each other, one behind the other."""
 MOST_BYTES = 1_000_000
 """Of a file with a layout; those of frameworks have some thousand."""
@@ -79,15 +79,15 @@ def _in_file(where: str, layout: Callable[[Any], _Layout], content: object) -> _
         raise AutoshardError(f"{where}: {error}") from None
 
 
-def _script_layout(text: str, place: Place, depth: int = 0) -> WrittenLayout | None:
+def _script_layout(text: str, place: Place, before: tuple[str, ...] = ()) -> WrittenLayout | None:
     """The layout in a script, or in the one beside it that it starts; None where it looks like neither.
 
-    depth: how many scripts were started before it. Raises AutoshardError for values that make no layout.
+    before: the scripts that were started before it. Raises AutoshardError for values that make no layout.
     """
     text, parts = with_parts(text, place)
     reader = _reader(text)
     if reader is None:
-        return _started_layout(text, place, depth)
+        return _started_layout(text, place, before)
     written = reader(text, place)
     read_with = (f"read with {', '.join(parts)} beside it, as the script runs it",) if parts else ()
     return replace(written, notes=(*read_with, *written.notes))
@@ -102,15 +102,15 @@ def _reader(text: str) -> Callable[[str, Place], WrittenLayout] | None:
     return megatron_layout if is_megatron_script(text) else None
 
 
-def _started_layout(text: str, place: Place, depth: int) -> WrittenLayout | None:
+def _started_layout(text: str, place: Place, before: tuple[str, ...]) -> WrittenLayout | None:
     """The layout in the script that one starts; None where it starts none, and has no flags itself."""
-    every = [*started(text, place)] if depth < MOST_STARTED else []
+    every = [one for one in started(text, place) if one.name not in before] if len(before) < MOST_STARTED else []
     read: list[tuple[str, WrittenLayout]] = []
     wrong: list[str] = []
     for one in every:
         name = printable(" ".join((one.name, *(one.place.arguments or ()))))[:80]
         try:
-            written = None if one.text is None else _script_layout(one.text, one.place, depth + 1)
+            written = None if one.text is None else _script_layout(one.text, one.place, (*before, one.name))
         except AutoshardError as error:
             wrong.append(f"{name}, which it starts: {error}")
             continue
@@ -125,7 +125,7 @@ def _started_layout(text: str, place: Place, depth: int) -> WrittenLayout | None
     if missing := [one.name for one in every if one.text is None]:
         told = "which is not beside it: give that script"
         raise AutoshardError(f"it has no layout itself and starts {printable(missing[0])[:100]}, {told}")
-    if "--" in text and depth == 0:
+    if "--" in text and not before:
         raise AutoshardError(NO_FLAGS)
     return None
 

@@ -118,6 +118,8 @@ def told(name: str, **given: Any) -> str:
 def test_a_script_with_overrides_and_the_one_that_starts_it() -> None:
     """Variables that a script exports reach the one that it starts, which has defaults for the others."""
     put(test=PROGRAM, train_setup=SETUP, llama_70b=WRAPPER)
+    put(run="if srun --kill-on-bad-exit=1 $1 ; then\n:\nfi\n", all="sbatch --nodes 8 run.sh ./llama_70b.sh\n")
+    assert read("all", nodes=8).strategy == read("llama_70b", nodes=8).strategy
     found = read("llama_70b", nodes=8)
     strategy, problem = found.strategy, found.problem
     assert (strategy.tp, strategy.pp, strategy.dp, strategy.microbatch_size, strategy.zero) == (8, 16, 2, 1, 0)
