@@ -6,15 +6,13 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-import torch
-
 from autoshard.graph.score_tiles import most_of_a_mask
 from autoshard.layout.context_parallel import RINGS, sequence_pieces
 from autoshard.layout.mesh import TENSOR_PARALLEL_AXES
 from autoshard.models.padding import heads_of_kinds
 from autoshard.plans.plan import Plan, operator_templates
 from autoshard.runtime.torch_backend.attention import _is_causal_alone
-from autoshard.runtime.torch_backend.ring_attention import Ring, _tiles
+from autoshard.runtime.torch_backend.ring_attention import Ring, spans
 
 _FORWARD = "aten::_scaled_dot_product_flash_attention_for_cpu"
 _BACKWARD = _FORWARD + "_backward"
@@ -106,10 +104,7 @@ def _work(plan: Plan, reach: Reach) -> AttentionWork:
     if is_causal_alone:
         return AttentionWork(seq / 2, value_share=values)
     ring = _ring(plan, None, tuple(range(count)), position, reach)
-    # place by place: the mask itself is long to count, and of long sequences larger than a machine's memory
-    places = range(position * ring.piece_length, (position + 1) * ring.piece_length)
-    seen = sum(min(ring.window, place + 1 - ring.first_key(place)) for place in places)
-    return AttentionWork((seen - 0.5 * _halves(ring)) / len(places), value_share=values)
+    return AttentionWork(_seen(ring) / len(_places(ring)), value_share=values)
 
 
 def _heads(plan: Plan, reach: Reach) -> int:
@@ -129,13 +124,8 @@ def _tile_share(plan: Plan, neighbours: Any, pieces: tuple[int, ...], position: 
     ranks = plan.mesh.size(axis for axis in TENSOR_PARALLEL_AXES if axis not in queries)  # that share the heads
     ranks *= strategy.cp if strategy.context_parallel == "ulysses" else 1
     heads = _heads(plan, reach) // ranks
-    computed = seen = 0
-    for source in range(ring.size):
-        for tile in _tiles(ring, source, heads, strategy.microbatch_size, torch.device("cpu")):
-            scores = (tile.rows.stop - tile.rows.start) * (tile.columns.stop - tile.columns.start)
-            computed += scores
-            seen += scores if tile.mask is None else int(tile.mask.sum())
-    return (seen - 0.5 * _halves(ring)) / computed
+    several = (spans(ring, source, heads, strategy.microbatch_size) for source in range(ring.size))
+    return _seen(ring) / sum(span.scores for of_source in several for span in of_source)
 
 
 def _ring(plan: Plan, neighbours: Any, pieces: tuple[int, ...], position: int, reach: Reach) -> Ring:
@@ -148,7 +138,16 @@ def _ring(plan: Plan, neighbours: Any, pieces: tuple[int, ...], position: int, r
     return Ring(neighbours, pieces, seq // len(pieces), window, chunk=reach.chunk, position=position)
 
 
-def _halves(ring: Ring) -> int:
-    """Queries whose window hides nothing before them, whose own place counts half."""
-    own = (place for start in ring.queries for place in range(start, start + ring.piece_length))
-    return sum(place - ring.first_key(place) < ring.window for place in own)
+def _places(ring: Ring) -> list[int]:
+    """The places in the sequence of a rank's queries."""
+    return [place for start in ring.queries for place in range(start, start + ring.piece_length)]
+
+
+def _seen(ring: Ring) -> float:
+    """Keys that a rank's queries see, all together. The own place of one whose window hides nothing before it counts
+    half.
+
+    They are counted by their places: masks are long to count, and of long sequences larger than a machine's memory.
+    """
+    before = [place + 1 - ring.first_key(place) for place in _places(ring)]
+    return sum(min(ring.window, count) - 0.5 * (count <= ring.window) for count in before)

@@ -33,6 +33,7 @@ from autoshard.runtime.session import Probe
 from autoshard.runtime.torch_backend.optimizer_settings import optimizer_settings
 from autoshard.runtime.torch_backend.probe import SessionProbe
 from autoshard.runtime.torch_backend.session import Session
+from autoshard.runtime.torch_backend.turns import choosing
 
 LEARNING_RATE = 1e-3
 _ACTION = re.compile(r"[FBIW]\d+\.\d+")
@@ -90,7 +91,7 @@ def recorded(plan: Plan, role: Role, num_microbatches: int | None = None) -> Ite
     recorder = Recorder(mode, attention_work(plan), lambda name: _axes_of_group(plan.mesh, name))
     counter = GraphCounter(plan) if plan.cluster.compiles else None
     with fake_world(role.rank, plan.mesh.world_size), mode:
-        with recorder:
+        with recorder, choosing(recorder.turns):
             session = _session(short, role.rank, recorder.begin, counter)
             probe = session.probe()
             _watch(probe, recorder)
@@ -137,7 +138,6 @@ def _session(plan: Plan, rank: int, on_action: Any, counter: GraphCounter | None
         seed=0,
         on_action=lambda action: on_action(action if _ACTION.fullmatch(action) else SYNC),
         compiler=counter,
-        forms_alone=True,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple
@@ -17,11 +17,13 @@ from torch.distributed import ProcessGroup
 from autoshard.audits.attention import AttentionWork, Reach
 from autoshard.audits.known_results import KnownResults
 from autoshard.audits.memory_log import MemoryLog
+from autoshard.audits.turns import telling
 from autoshard.audits.values import Flops, Transfer
 from autoshard.graph.count import Collective
 from autoshard.graph.recompute import block_of
 from autoshard.graph.recurrent_kinds import RECURRENCES
 from autoshard.runtime.torch_backend.onlooker import Onlooker
+from autoshard.runtime.torch_backend.turns import Sizes
 
 TAG = "autoshard"
 """Key under which an autograd node knows the operator whose forward made it."""
@@ -111,10 +113,23 @@ class Recorder(Onlooker):
         self._attention = attention
         self._running: Running | None = None
         self._backward = (-1, NOTHING)
+        self._for_each = 1.0  # products of all turns of a loop over those of the turns that run
 
     def begin(self, text: str) -> None:
         """An action, or the end of the step, begins."""
         self.actions.append(ActionLog(text, self.memory.events + 1))
+
+    def turns(
+        self, several: Sequence[Any], sizes: Callable[[Any], Sizes], products: Callable[[Any], int]
+    ) -> Iterator[Any]:
+        """Yields the turns of a loop that hold as much as all of them; the products of these count for all."""
+        some = [several[place] for place in telling(tuple(map(sizes, several)))]
+        every, counted, before = sum(map(products, several)), sum(map(products, some)), self._for_each
+        self._for_each = before * (every / counted if counted else 1.0)
+        try:
+            yield from some
+        finally:
+            self._for_each = before
 
     def running(self, one: Running, run: Callable[..., Any]) -> Callable[..., Any]:
         """`run` with everything that it does, and its backward, known to be this operator's."""
@@ -126,7 +141,7 @@ class Recorder(Onlooker):
             try:
                 result = run(*values)
             finally:  # a replay stops in the middle of its last operator
-                self._running = None
+                self._running, self._for_each = None, 1.0
             self._name_outputs(one, result)
             if torch._C._current_graph_task_id() == -1:
                 _tag(result, now)
@@ -251,7 +266,8 @@ class Recorder(Onlooker):
 
     def _flops(self, kind: str, operator: str, count: float) -> None:
         if self.actions:
-            self.actions[-1].flops[Flops(self._phase(), kind, operator)] += count  # type: ignore[assignment]
+            key = Flops(self._phase(), kind, operator)
+            self.actions[-1].flops[key] += self._for_each * count  # type: ignore[assignment]
 
 
 def _tag(result: Any, tag: Running) -> None:

@@ -22,6 +22,7 @@ from autoshard.runtime.torch_backend.pieces import pieces
 from autoshard.runtime.torch_backend.recomputing_ops import at_least_fp32
 from autoshard.runtime.torch_backend.rotation import rotation
 from autoshard.runtime.torch_backend.run_again import WHOLE, Again
+from autoshard.runtime.torch_backend.turns import turns
 
 
 def compress(context: Context, step: OperatorStep) -> Kernel:
@@ -186,10 +187,8 @@ def _tiles(sees: _Sees, q: torch.Tensor, keys: torch.Tensor, *more: torch.Tensor
     batch, heads, length = q.shape[:3]
     count = more[0].shape[1] if more else 0
     rows, _ = compressed_tile(batch * heads, sees.window, count, length)
-    for start in range(0, length, rows):
-        stop = min(start + rows, length)
-        first, behind = sees.keys(start, stop)
-        whole = min(count, sees.entries(stop)) if more else 0
+    spans = [_span(sees, start, min(start + rows, length), count) for start in range(0, length, rows)]
+    for start, stop, first, behind, whole in turns(spans, _sizes):
         columns = torch.cat((keys[:, first:behind], *(one[:, :whole] for one in more[:1])), 1)
         hidden = ~sees.mask((start, stop), (first, behind), whole, q.device)
         if len(more) > 1:
@@ -198,12 +197,23 @@ def _tiles(sees: _Sees, q: torch.Tensor, keys: torch.Tensor, *more: torch.Tensor
         yield _Tile(start, stop, first, behind, columns, hidden)
 
 
+def _span(sees: _Sees, start: int, stop: int, count: int) -> tuple[int, int, int, int, int]:
+    """(start, stop, first key, where the keys stop, entries) that the queries [start, stop) see of `count` entries."""
+    return start, stop, *sees.keys(start, stop), min(count, sees.entries(stop))
+
+
+def _sizes(span: tuple[int, int, int, int, int]) -> tuple[int, int, int]:
+    start, stop, first, behind, entries = span
+    return stop - start, behind - first, entries
+
+
 def choose_entries(context: Context, step: OperatorStep) -> Kernel:
     """The kernel of an indexer of entries: hidden state, compressed queries and weights -> the mask [batch, queries,
     entry], True where a query sees an entry. Heads are weighed and added up in FP32, or FP64."""
     op, attributes = step.operator, dict[str, Any](step.operator.attributes)
     top_k, rate, eps = attributes["top_k"], attributes["rate"], attributes["eps"]
     group, visible = context.group(step, "seq"), (context.positions(step) + 1) // rate
+    place = partial(context.place, step)
     heads, width = (context.graph.sizes[dim] for dim in ("index_head", "index_dim"))
     turn_queries = rotation(context, step, ("batch", "seq", "index_head", "index_dim"))
     entry = context.dims(op.output)[-1]
@@ -220,6 +230,7 @@ def choose_entries(context: Context, step: OperatorStep) -> Kernel:
         made = at_least_fp32(pieces(values, gates, bias.to(gates.dtype), rate, overlaps=True))
         normal = made * torch.rsqrt(made.square().mean(-1, keepdim=True) + eps) * norm.to(made.dtype)
         k = turn_entries(normal.to(h.dtype))
-        return best_seen(h, q, k, at_least_fp32(weights_proj) * scale, visible, top_k, few=context.forms_alone)
+        of_heads = at_least_fp32(weights_proj) * scale
+        return best_seen(h, q, k, of_heads, visible, lambda query: (place(query) + 1) // rate, top_k)
 
     return lambda *inputs: torch.no_grad()(run)(*inputs)

@@ -25,7 +25,6 @@ class Context:
     groups: None on one device. later: where backward leaves gradients of weights for the schedule; None where it
     computes them at once. tables: constants that operators of all stages of a rank share, made by the first that needs
     them. router_losses: where routers leave their losses. document_masks: masks of microbatches, shared by blocks.
-    forms_alone: tensors have no values. Of parts that are computed alike, a few then tell what is held.
     """
 
     program: Program
@@ -34,7 +33,6 @@ class Context:
     tables: dict[Any, torch.Tensor] = field(default_factory=dict)
     router_losses: RouterLosses = field(default_factory=RouterLosses)
     document_masks: DocumentMasks = field(default_factory=DocumentMasks)
-    forms_alone: bool = False
 
     @property
     def graph(self) -> Graph:
@@ -67,6 +65,16 @@ class Context:
         seq = self.graph.sizes["seq"]
         pieces: Any = step.operator.attributes.get("sequence_pieces")
         return in_pieces(seq, pieces).chunk(count)[position]
+
+    def place(self, step: OperatorStep, number: int) -> int:
+        """The position in the original sequence of one element of this rank's part of the dim `seq`, as a number: where
+        somebody asks for sizes alone, tensors have no values, and some sizes depend on it."""
+        position, count = self.piece(step, "seq")
+        pieces: Any = step.operator.attributes.get("sequence_pieces")
+        in_order: Any = range(count) if pieces is None else pieces
+        length = self.graph.sizes["seq"] // len(in_order)
+        piece = in_order[position * (len(in_order) // count) + number // length]
+        return int(piece * length + number % length)
 
     def logarithms(self, step: OperatorStep) -> Kernel:
         """A function from a tensor, and from where the documents of its rows begin [batch, row] if they are told apart,

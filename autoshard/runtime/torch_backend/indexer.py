@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import reduce
+from collections.abc import Callable, Iterable
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -15,10 +16,7 @@ from autoshard.runtime.torch_backend.context import Context, Kernel
 from autoshard.runtime.torch_backend.pieces import pieces
 from autoshard.runtime.torch_backend.recomputing_ops import at_least_fp32
 from autoshard.runtime.torch_backend.rotation import Rotation, rotation
-
-TELLING = 3
-"""Tiles, and parts of heads, that hold as much as all. Later tiles see more, but the last may be short, and while one
-is computed something of the one before is still there."""
+from autoshard.runtime.torch_backend.turns import turns
 
 
 def choose_keys(context: Context, step: OperatorStep) -> Kernel:
@@ -28,7 +26,7 @@ def choose_keys(context: Context, step: OperatorStep) -> Kernel:
     attributes: Any = step.operator.attributes
     top_k, eps = attributes["top_k"], attributes["eps"]
     norms, grows, scales, apart = (bool(attributes.get(name)) for name in ("norms", "grows", "scales", "documents"))
-    group, visible = context.group(step, "seq"), context.positions(step) + 1
+    group, visible, place = context.group(step, "seq"), context.positions(step) + 1, partial(context.place, step)
     turn_queries = turn_keys = None
     if attributes["rotary_dim"]:
         turn_queries = rotation(context, step, ("batch", "seq", "index_head", "index_dim"))
@@ -68,7 +66,8 @@ def choose_keys(context: Context, step: OperatorStep) -> Kernel:
         if group is not None:
             k = all_gather(k, group, 1)
         first = None if starts is None else starts[:, visible.to(starts.device) - 1]
-        return best_seen(h, q, k, at_least_fp32(weights_proj) * scale, visible, top_k, first, context.forms_alone)
+        of_heads = at_least_fp32(weights_proj) * scale
+        return best_seen(h, q, k, of_heads, visible, lambda query: place(query) + 1, top_k, first)
 
     return lambda *inputs: torch.no_grad()(run)(*inputs)
 
@@ -78,7 +77,7 @@ def choose_pools(context: Context, step: OperatorStep) -> Kernel:
     queries, keys]."""
     attributes: Any = step.operator.attributes
     top_k, rate, eps = (attributes[name] for name in ("top_k", "rate", "eps"))
-    group, positions = context.group(step, "seq"), context.positions(step)
+    group, positions, place = context.group(step, "seq"), context.positions(step), partial(context.place, step)
     heads, width, length = (context.graph.sizes[dim] for dim in ("index_head", "index_dim", "seq"))
     scale, whole, ended = (heads * width) ** -0.5, length // rate * rate, (positions + 1) // rate
 
@@ -93,9 +92,8 @@ def choose_pools(context: Context, step: OperatorStep) -> Kernel:
         k, gates = both.split(width, -1)
         gates = at_least_fp32(gates)
         pools = pieces(k, gates, bias.to(gates), rate, overlaps=False)
-        chosen = best_seen(
-            h, q, pools, at_least_fp32(weights_proj) * scale, ended, top_k // rate, few=context.forms_alone
-        )
+        of_heads = at_least_fp32(weights_proj) * scale
+        chosen = best_seen(h, q, pools, of_heads, ended, lambda query: (place(query) + 1) // rate, top_k // rate)
         first, here = (x.to(h.device).unsqueeze(1) for x in (ended * rate, positions))
         key = torch.arange(length, device=h.device)
         seen = ((key >= first) & (key <= here)).repeat(len(h), 1, 1)
@@ -110,7 +108,7 @@ def choose_blocks(context: Context, step: OperatorStep) -> Kernel:
     heads, blocks]. Products are in the dtype of their inputs."""
     attributes: Any = step.operator.attributes
     eps, block, local, top_k = (attributes[name] for name in ("eps", "block", "local", "top_k"))
-    group, positions = context.group(step, "seq"), context.positions(step)
+    group, positions, place = context.group(step, "seq"), context.positions(step), partial(context.place, step)
     turn_queries = rotation(context, step, ("batch", "seq", "kvhead", "index_dim"))
     turn_keys = rotation(context, step, ("batch", "seq", "index_dim"))
     blocks = -(-context.graph.sizes["seq"] // block)
@@ -128,34 +126,36 @@ def choose_blocks(context: Context, step: OperatorStep) -> Kernel:
         if group is not None:
             k = all_gather(k, group, 1)
         keys = F.pad(k, (0, 0, 0, blocks * block - k.shape[1])).transpose(1, 2)
-        return _best_blocks(q, keys, positions, block, local, top_k, context.forms_alone)
+        return _best_blocks(q, keys, positions, place, block, local, top_k)
 
     return lambda *inputs: torch.no_grad()(run)(*inputs)
 
 
 def _best_blocks(
-    q: torch.Tensor, keys: torch.Tensor, positions: torch.Tensor, block: int, local: int, top_k: int, few: bool
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    positions: torch.Tensor,
+    place_of: Callable[[int], int],
+    block: int,
+    local: int,
+    top_k: int,
 ) -> torch.Tensor:
     """Bool [batch, queries, heads, blocks], True for the blocks that each query sees. Some heads at a time, for a tile
     of queries.
 
     q [batch, queries, heads, width]; keys [batch, width, blocks of `block` keys]; positions [queries]: their places,
-    which grow. local, top_k: as in graph/indexer_kind.py. few: as `best_seen` has it.
+    which grow; place_of: the same as numbers. local, top_k: as in graph/indexer_kind.py.
     """
     length = keys.shape[-1]
     chosen = torch.zeros(*q.shape[:3], length // block, dtype=torch.bool, device=q.device)
     rows, at_once = choice_tile(q.shape[2], length, q.shape[1], q.shape[0])
-    starts = range(0, q.shape[1], rows)
-    for first in starts[-TELLING:] if few else starts:
-        tile = slice(first, first + rows)
-        stop = int(positions[tile][-1]) // block + 1
+    for tile, stop in _tiles(q.shape[1], rows, lambda query: place_of(query) // block + 1):
         places = positions[tile].to(q.device).unsqueeze(1)
         own, place = places // block, torch.arange(stop, device=q.device)
         behind = (torch.arange(stop * block, device=q.device) > places).unsqueeze(1)
         seen, near = ((place <= own).unsqueeze(1), ((place <= own) & (place > own - local)).unsqueeze(1))
-        parts = range(0, q.shape[2], at_once)
-        for some in parts[:TELLING] if few else parts:
-            heads = slice(some, some + at_once)
+        parts = [slice(some, min(some + at_once, q.shape[2])) for some in range(0, q.shape[2], at_once)]
+        for heads in turns(parts, lambda part: (part.stop - part.start,)):
             queries = q[:, tile, heads]
             scores = (queries.flatten(1, 2) @ keys[..., : stop * block]).unflatten(1, queries.shape[1:3])
             scores = scores.masked_fill_(behind, float("-inf")).unflatten(-1, (stop, block)).amax(-1)
@@ -169,36 +169,39 @@ def best_seen(
     k: torch.Tensor,
     of_heads: torch.Tensor,
     visible: torch.Tensor,
+    visible_to: Callable[[int], int],
     top_k: int,
     first_seen: torch.Tensor | None = None,
-    few: bool = False,
 ) -> torch.Tensor:
     """Bool [batch, queries, columns], True for the top_k columns of each query that score most, of those that it may
     see: the first `visible` [queries], which grow with the query, but for those before `first_seen` [batch, queries].
-    Some heads at a time, for a tile of queries.
+    Some heads at a time, for a tile of queries. visible_to: `visible` as numbers.
 
     h [batch, queries, embed] weighs heads by of_heads [heads, embed]; q [batch, queries, heads, width]; k [batch,
-    columns, width]. few: compute only a few tiles and heads, which hold as much as all; the result has no meaning.
+    columns, width].
     """
     columns = k.shape[1]
     seen = torch.zeros(*h.shape[:2], columns, dtype=torch.bool, device=h.device)
     rows, at_once = choice_tile(q.shape[2], max(1, columns), h.shape[1], h.shape[0])
-    starts = range(0, h.shape[1], rows)
-    for first in starts[-TELLING:] if few else starts:
-        tile = slice(first, first + rows)
-        stop = int(visible[tile][-1])
-        if not stop:
-            continue
+    for tile, stop in _tiles(h.shape[1], rows, visible_to):
         weights = F.linear(h[:, tile].to(of_heads.dtype), of_heads)
         parts = [*zip(q[:, tile].split(at_once, 2), weights.split(at_once, 2), strict=True)]
-        several = parts[:TELLING] if few else parts
-        scores = reduce(torch.Tensor.add_, (weighed_scores(some, k[:, :stop], weight) for some, weight in several))
+        some = turns(parts, lambda part: (part[0].shape[2],))
+        scores = reduce(torch.Tensor.add_, (weighed_scores(part, k[:, :stop], weight) for part, weight in some))
         column = torch.arange(stop, device=h.device)
         hidden = column >= visible[tile].to(h.device).unsqueeze(1)
         if first_seen is not None:
             hidden = hidden | (column < first_seen[:, tile].unsqueeze(-1))
         seen[:, tile, :stop] = best(scores.masked_fill_(hidden, float("-inf")), top_k) & ~hidden
     return seen
+
+
+def _tiles(queries: int, rows: int, seen: Callable[[int], int]) -> Iterable[tuple[slice, int]]:
+    """(queries, columns that the last of them sees) of each tile of so many rows that sees any. seen: columns that a
+    query sees, which grow."""
+    tiles = [slice(first, min(first + rows, queries)) for first in range(0, queries, rows)]
+    several = [(tile, stop) for tile in tiles if (stop := seen(tile.stop - 1))]
+    return turns(several, lambda one: (one[0].stop - one[0].start, one[1]))
 
 
 def weighed_scores(q: torch.Tensor, k: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

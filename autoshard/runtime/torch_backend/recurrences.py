@@ -21,6 +21,7 @@ from autoshard.graph.score_tiles import scan_tile
 from autoshard.runtime.torch_backend.context import Context, Kernel, in_pieces
 from autoshard.runtime.torch_backend.recomputing_ops import at_least_fp32
 from autoshard.runtime.torch_backend.run_again import WHOLE, Again, Slices
+from autoshard.runtime.torch_backend.turns import turns
 
 L2_EPS = 1e-6
 """Added to the squared length of queries and keys of the delta rule: flash-linear-attention's and transformers'."""
@@ -216,7 +217,7 @@ class _StatesOfChunks(torch.autograd.Function):
         (rows, chunks), keys = new.shape[:2], known.shape[-1]
         moved, states = torch.empty_like(new), new.new_empty(rows, chunks, keys, new.shape[-1])
         states[:, 0] = 0
-        for i in range(chunks):
+        for i in turns(range(chunks), _alike):
             torch.baddbmm(new[:, i], known[:, i], states[:, i], alpha=-1, out=moved[:, i])
             if i + 1 < chunks:
                 behind = torch.mul(states[:, i], fading[:, i], out=states[:, i + 1])
@@ -230,7 +231,7 @@ class _StatesOfChunks(torch.autograd.Function):
         of_moved, of_answers = grads
         new, behind = torch.empty_like(moved), torch.empty_like(states)  # behind: of the state behind each chunk
         behind[:, -1] = 0
-        for i in reversed(range(moved.shape[1])):
+        for i in turns(range(moved.shape[1] - 1, -1, -1), _alike):
             torch.baddbmm(of_moved[:, i], told[:, i], behind[:, i], out=new[:, i])
             if i:
                 before = torch.mul(behind[:, i], fading[:, i], out=behind[:, i - 1])
@@ -238,6 +239,11 @@ class _StatesOfChunks(torch.autograd.Function):
         each, other = (x.flatten(-2).unflatten(-1, (fading.shape[-2], -1)) for x in (states, behind))
         faded = (each.unsqueeze(-2) @ other.unsqueeze(-1)).squeeze(-1)
         return new, (new @ states.mT).neg_(), moved @ behind.mT, faded, of_answers @ states.mT
+
+
+def _alike(chunk: int) -> tuple[int, ...]:
+    """The sizes of what each chunk's state takes: those of all others."""
+    return ()
 
 
 GROUPS, HEADS = (2, 2, 2, 2, 0, 0, 0), (3, 3, None, None, 1, 1, 1)

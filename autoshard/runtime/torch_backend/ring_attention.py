@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from einops import rearrange
@@ -19,6 +19,7 @@ from einops import rearrange
 from autoshard.graph.score_tiles import tile_rows
 from autoshard.runtime.torch_backend.collectives import pass_on
 from autoshard.runtime.torch_backend.groups import Group
+from autoshard.runtime.torch_backend.turns import turns
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,52 @@ class _Tile:
     mask: torch.Tensor | None
 
 
+class Span(NamedTuple):
+    """The place of a tile of scores. row, column: its first query and key among those at hand. query, key: the places
+    of these in the sequence. hides: whether some of its queries do not see some of its keys."""
+
+    row: int
+    rows: int
+    column: int
+    columns: int
+    query: int
+    key: int
+    hides: bool
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        return self.rows, self.columns, int(self.hides)
+
+    @property
+    def scores(self) -> int:
+        return self.rows * self.columns
+
+
+def spans(ring: Ring, source: int, heads: int, sequences: int) -> Iterator[Span]:
+    """Yields where the tiles of this rank's queries with rank `source`'s keys lie; the diagonal of a piece before the
+    tiles left of it. heads: of one sequence. sequences: of the microbatch."""
+    length = ring.piece_length
+    at_once, few = tile_rows(heads, length, sequences)
+    for i, query_start in enumerate(ring.queries):
+        for j, key_start in sorted(enumerate(ring.held_by(source)), key=lambda one: -one[1]):
+            distance = query_start - key_start
+            sees_all = length <= distance <= ring.window - length
+            step = at_once if sees_all else few
+            for first in range(0, length, step):
+                rows, query = min(step, length - first), query_start + first
+                hidden = max(0, ring.first_key(query) - key_start)
+                low, high = max(hidden, distance + first - ring.window + 1), min(length, distance + first + rows)
+                if low < high:
+                    hides = _hides(ring, query, rows, range(key_start + low, key_start + high))
+                    yield Span(i * length + first, rows, j * length + low, high - low, query, key_start + low, hides)
+
+
+def _hides(ring: Ring, query: int, rows: int, keys: range) -> bool:
+    """Whether some of the queries from place `query` on do not see some of these keys, as far as places tell."""
+    last = query + rows - 1
+    return keys[-1] > query or keys[0] <= last - ring.window or ring.first_key(query) != ring.first_key(last)
+
+
 def _tiles(
     ring: Ring,
     source: int,
@@ -88,32 +135,15 @@ def _tiles(
     starts: torch.Tensor | None = None,
     chosen: torch.Tensor | None = None,
 ) -> Iterator[_Tile]:
-    """Yields the tiles of this rank's queries with rank `source`'s keys; the diagonal of a piece before the tiles left
-    of it.
-
-    heads: of one sequence. sequences: of the microbatch. starts, chosen: as in ring_attention.
-    """
-    length = ring.piece_length
-    at_once, few = tile_rows(heads, length, sequences)
-    for i, query_start in enumerate(ring.queries):
-        for j, key_start in sorted(enumerate(ring.held_by(source)), key=lambda one: -one[1]):
-            distance = query_start - key_start
-            sees_all = length <= distance <= ring.window - length
-            step = at_once if sees_all else few
-            for first in range(0, length, step):
-                rows = min(step, length - first)
-                hidden = max(0, ring.first_key(query_start + first) - key_start)
-                tile = _visible(distance + first, rows, length, ring.window, device, hidden)
-                if tile is not None:
-                    low, high, mask = tile
-                    start = i * length + first
-                    own = slice(start, start + rows)
-                    keys = range(key_start + low, key_start + high)
-                    mask = _inside(_of_chunks(mask, ring, query_start + first, rows, keys, device), starts, own, keys)
-                    if chosen is not None:
-                        seen = _of_chosen(chosen, ring, own, keys)
-                        mask = seen if mask is None else seen & mask
-                    yield _Tile(own, slice(j * length + low, j * length + high), mask)
+    """Yields the tiles at the `spans`. starts, chosen: as in ring_attention."""
+    several = [*spans(ring, source, heads, sequences)]
+    for one in turns(several, lambda span: span.sizes, lambda span: span.scores):
+        own, keys = slice(one.row, one.row + one.rows), range(one.key, one.key + one.columns)
+        mask = _inside(_of_chunks(_visible(ring, one, keys, device), ring, one, keys, device), starts, own, keys)
+        if chosen is not None:
+            seen = _of_chosen(chosen, ring, own, keys)
+            mask = seen if mask is None else seen & mask
+        yield _Tile(own, slice(one.column, one.column + one.columns), mask)
 
 
 def _of_chosen(chosen: torch.Tensor, ring: Ring, rows: slice, keys: range) -> torch.Tensor:
@@ -125,12 +155,13 @@ def _of_chosen(chosen: torch.Tensor, ring: Ring, rows: slice, keys: range) -> to
 
 
 def _of_chunks(
-    mask: torch.Tensor | None, ring: Ring, first: int, rows: int, keys: range, device: torch.device
+    mask: torch.Tensor | None, ring: Ring, span: Span, keys: range, device: torch.device
 ) -> torch.Tensor | None:
-    """The mask of the queries from place `first` on so that they see keys of their own chunk alone."""
-    if ring.chunk is None or ring.first_key(first) == ring.first_key(first + rows - 1):
+    """The mask of a tile's queries so that they see keys of their own chunk alone."""
+    behind = span.query + span.rows
+    if ring.chunk is None or ring.first_key(span.query) == ring.first_key(behind - 1):
         return mask  # of one chunk, before which the tile does not begin
-    begins = torch.arange(first, first + rows, device=device) // ring.chunk * ring.chunk
+    begins = torch.arange(span.query, behind, device=device) // ring.chunk * ring.chunk
     inside = torch.arange(keys.start, keys.stop, device=device) >= begins.unsqueeze(1)
     return inside if mask is None else inside & mask
 
@@ -144,21 +175,14 @@ def _inside(mask: torch.Tensor | None, starts: torch.Tensor | None, rows: slice,
     return inside if mask is None else inside & mask
 
 
-def _visible(
-    offset: int, rows: int, length: int, window: int, device: torch.device, hidden: int = 0
-) -> tuple[int, int, torch.Tensor | None] | None:
-    """Columns [low, high) of `length` keys that some of `rows` queries see, the first query `offset` behind key 0.
-
-    hidden: keys at the start that no query sees.
-    """
-    low, high = max(hidden, offset - window + 1), min(length, offset + rows)
-    if low >= high:
+def _visible(ring: Ring, span: Span, keys: range, device: torch.device) -> torch.Tensor | None:
+    """The mask of a tile by the distance of its queries from its keys; None where they see all."""
+    offset = span.query - span.key
+    if span.columns <= offset + 1 and offset + span.rows - 1 < ring.window:
         return None
-    last = offset + rows - 1
-    if high <= offset + 1 and low > last - window:
-        return low, high, None
-    distance = torch.arange(offset, offset + rows, device=device).unsqueeze(1) - torch.arange(low, high, device=device)
-    return low, high, (distance >= 0) & (distance < window)
+    distance = torch.arange(span.query, span.query + span.rows, device=device).unsqueeze(1)
+    distance = distance - torch.arange(keys.start, keys.stop, device=device)
+    return (distance >= 0) & (distance < ring.window)
 
 
 def ring_attention(

@@ -45,7 +45,6 @@ class Session:
     documents: tokens attend inside their own documents alone; each step is told where those begin.
     compiler: of what the stages compute between collectives; None leaves it as it is.
     timeout: how long collectives wait for other ranks; None: as long as torch lets them.
-    forms_alone: as Context has it.
     Without a process group (world size 1) nothing communicates.
     """
 
@@ -61,7 +60,6 @@ class Session:
         documents: bool = False,
         compiler: Compiler | None = None,
         timeout: timedelta | None = None,
-        forms_alone: bool = False,
     ):
         self._timeout = timeout
         self.plan, self.rank, self.device, self.compiler = plan, rank, device, compiler
@@ -104,7 +102,6 @@ class Session:
                 sharded,
                 compiler,
                 tables,
-                forms_alone,
             )
         for module in self.modules.values():
             module.router_losses.scale = 1 / plan.num_microbatches

@@ -38,7 +38,7 @@ class StageModule(nn.Module):
     of weights in `later`. debug_nan: NotFinite at the first operator whose result is not finite. sharded: where
     the other parameters are under ZeRO-2 and -3. compiler: compiles what lies between collectives; None leaves it as it
     is. tables: where operators leave constants for each other, those of the rank's other stages too; None where there
-    are no others. forms_alone: as Context has it.
+    are no others.
     """
 
     def __init__(
@@ -52,7 +52,6 @@ class StageModule(nn.Module):
         sharded: ShardedWeights | None = None,
         compiler: Compiler | None = None,
         tables: dict[Any, torch.Tensor] | None = None,
-        forms_alone: bool = False,
     ):
         super().__init__()
         self.sharded = sharded
@@ -63,7 +62,7 @@ class StageModule(nn.Module):
             is_learned = program.graph.tensors[name].differentiable
             self.register_parameter(_registered(name), nn.Parameter(value, requires_grad=is_learned))
         self._names = {name: _registered(name) for name in parameters}
-        context = Context(program, groups, self.later, {} if tables is None else tables, forms_alone=forms_alone)
+        context = Context(program, groups, self.later, {} if tables is None else tables)
         self.router_losses = context.router_losses
         attends = compiler is not None and compiler.attends
 
