@@ -30,7 +30,8 @@ class Moments(NamedTuple):
 
     early: one step works with most; nothing has been given back. late: the last gradient of experts or of an MLP, or
     of a block that has neither. after: most activations after that. later: the most when more gradients have come than
-    then, which count as all of them. end: the step of the last gradient of all is over. before: most activations up to
+    then, which count as all of them. end: the step of the last gradient of all is over; of an end of the model, that of
+    the operator of `weights`, if there is one in front of it. before: most activations up to
     the late moment; of this one and `after` one has given nothing back. weights: the operator whose weights have most
     elements has their gradients, which are all that is made if each operator's are added to their sum at once; those of
     this one alone. tiled: as `after`, of the steps that have a tile of scores; tile_bytes: of that tile, of a
@@ -78,7 +79,10 @@ def moments(program: Program, held: Sequence[float], tiles: Sequence[float], beg
             others = {name for names in read[steps] for name in names}.difference(*read[largest : largest + 1])
             return Moment(most - max(held[steps]), _by_axes(program, others, elements)) if others else NO_MOMENT
 
-        of_weights = Moments(weights=weights, most=most, puts_off=puts_off, put_off=put_off, gathered=gathered)
+        over = Moment(most - begins[largest - 1], weights.made) if largest else NO_MOMENT
+        of_weights = Moments(
+            end=over, weights=weights, most=most, puts_off=puts_off, put_off=put_off, gathered=gathered
+        )
         return of_weights._replace(between=beside(slice(largest)), ahead=beside(slice(largest + 1, None)))
     first = max(range(len(held)), key=held.__getitem__)
     after = max(range(late), key=held.__getitem__, default=late)

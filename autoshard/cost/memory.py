@@ -304,7 +304,7 @@ def _travelling_bytes(
         kept_by_loss = head.part.kept_bytes
         between = head.part.working_bytes - head.unit.travelling.turns.back_after * rank.hidden_bytes
         beside = _head_work_bytes(rank, head) + kept_by_loss, between + kept_by_loss
-        loss = Loss(_of_ends(rank, "working_bytes"), *beside, kept_by_loss)
+        loss = Loss(_of_ends(rank, "working_bytes"), *beside, kept_by_loss, _left_of_head(rank, head))
     sizes = Sizes(parameter, state.gathers * parameter, reduced)
     kinds = state.turns or [(True, state.block.travelling.turns)]
     of_head = where(ends.between > 0, ends.between, ends.last)
@@ -394,6 +394,16 @@ def _end_gradients_bytes(rank: Rank, activations: Number, gone_bytes: Number, pa
         if end.has_table:
             gradients = SUMMED_GRADIENTS if end.has_loss else 1
             yield gradients * table + rank.hidden_bytes - (gone_bytes - waiting) - kept_by_end
+
+
+def _left_of_head(rank: Rank, end: End) -> Number:
+    """Bytes of an end with a loss that are there when its table leaves: the input of its norm and a gradient; 0 where
+    that is not known, and where blocks read the table, too, or a prediction module does: it does not leave then."""
+    given_back = end.unit.travelling.turns.back_leaving
+    if end.has_table or anywhere(end.unit.head_at_once) or not anywhere(given_back):
+        return 0.0
+    left = end.part.working_bytes - given_back * rank.hidden_bytes + end.part.kept_bytes
+    return where(given_back > 0, largest(0.0, left), 0.0)
 
 
 def _head_work_bytes(rank: Rank, end: End) -> Number:

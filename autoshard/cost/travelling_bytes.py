@@ -43,12 +43,14 @@ class Ends(NamedTuple):
 
 class Loss(NamedTuple):
     """Bytes beside kept activations, over rows: what the loss works with; what the head works with when the loss is
-    over, and behind its table (`Ends.between`); what the loss kept, which is gone when blocks run backward."""
+    over, and behind its table (`Ends.between`); what the loss kept, which is gone when blocks run backward; what is
+    still there of the head when its table leaves."""
 
     working: Number
     head: Number
     between: Number
     kept: Number
+    leaving: Number = 0.0
 
 
 class Ahead(NamedTuple):
@@ -119,16 +121,16 @@ def in_work_bytes(
     runs backward.
 
     What leaves of a table is there twice at first, as backward left it and as it is sent, and with it the rank's shard
-    of what arrives; of the head before that its weights and gradients of logits. What else the head has travels between
-    its table and the blocks: it is gathered while the table is at work, which leaves while it is at work itself. When
-    the embedding has its gradient, the last bucket of a block is on its way; where the head has the same table, its
-    weights are whole until then, and there are two gradients.
+    of what arrives; beside the head's what is still there of the head, and before that its weights and gradients of
+    logits. What else the head has travels between its table and the blocks: it is gathered while the table is at work,
+    which leaves while it is at work itself. When the embedding has its gradient, the last bucket of a block is on its
+    way; where the head has the same table, its weights are whole until then, and there are two gradients.
 
     The loss of a prediction module comes first. When the model's own is at work, the module's has been given back, the
     head has its gradient and the embedding too, and the module's last bucket leaves; the head then gets another
     gradient.
     """
-    (parameter, whole, reduced), (loss_work, head_work, _, kept_by_loss), (first, last) = sizes, loss, ends[:2]
+    (parameter, whole, reduced), (loss_work, head_work, _, kept_by_loss, _), (first, last) = sizes, loss, ends[:2]
     on_its_way, before_table = reduced + reduced / owners, closing * reduced
     table_leaves = first * (parameter + on_its_way)
     of_embedding = largest(first * parameter + before_table, table_leaves)
@@ -156,9 +158,10 @@ def in_work_bytes(
     if anywhere(ends.between):
         on_others = loss.between + ends.between * (whole + parameter) + last * on_its_way
         of_table = ends.between * whole + largest(of_logits, leaving + loss.between)
-        of_head = where(ends.between > 0, largest(of_head + on_others, of_table), of_head + largest(of_logits, leaving))
+        of_alone = of_head + largest(of_logits, leaving + loss.leaving)
+        of_head = where(ends.between > 0, largest(of_head + on_others, of_table), of_alone)
     else:
-        of_head = of_head + largest(of_logits, leaving)
+        of_head = of_head + largest(of_logits, leaving + loss.leaving)
     if predicts:
         on_prediction = kept_by_loss - probabilities + gradients_of_logits + gathered + ends.predicting * whole
         of_head = largest(of_head, of_module * on_prediction)

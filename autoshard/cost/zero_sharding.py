@@ -176,7 +176,8 @@ def end_turns(
 ) -> Turns:
     """Elements that travel of an end of the model: all, those of a table, and those of a prediction module's last
     bucket, 0 without a module; of an end without one, early, those whose buckets leave before the largest table's, and
-    late, those whose leave behind it, and what is freed when most is there by then. table: matrices of the embedding.
+    late, those whose leave behind it, and what is freed when most is there by then, and when the largest table leaves,
+    0 where that is not known. table: matrices of the embedding.
 
     With a module the end has both tables, which are as large as each other. Its block's matrices travel apart from
     them; those that as many ranks share as a table leave last. Where both tables are one it counts as part of it.
@@ -187,7 +188,8 @@ def end_turns(
     (among, size), *_ = tables.items()
     early, late = (float(sum(_by_sharers(of.made, mesh).values())) for of in (times.ahead, times.between))
     back_after = times.between.given_back / hidden_bytes
-    others = {"other": max(0.0, counts[among] - 2 * size), "early": early, "late": late, "back_after": back_after}
+    back = {"back_after": back_after, "back_leaving": times.end.given_back / hidden_bytes}
+    others = {"other": max(0.0, counts[among] - 2 * size), "early": early, "late": late, **back}
     return NO_TURNS._replace(all=sum(counts.values()), larger=size, **others)
 
 

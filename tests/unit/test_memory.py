@@ -265,12 +265,18 @@ def test_the_embedding_runs_backward_beside_what_is_held_then(count: int, sets: 
     assert sum(found[name] for name in names) == pytest.approx(most + 65536 * 64 * 2 + (1 + 2 - 1) * hidden)
 
 
+LEFT_OF_HEAD = 2 * (32 * 64 * 2) + 32 * (4 + 8)
+"""Bytes that are there when the table leaves: what the norm of a head read, and a gradient like it; for each token what
+the norm kept in FP32, and a label."""
+
+
 @pytest.mark.parametrize("zero", [1, 3])
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_a_rank_without_blocks_works_on_its_end_alone(zero: int, recompute: str) -> None:
     """Audits of mixtures found a third of what was planned as if there were a block. Under ZeRO-3 among 4 most is there
     when the gradient of the table, 256 x 64, leaves: as backward left it, in FP32 as it is sent, and the quarter that
-    arrives. Else it is there with the gradient of the embedding's output, or the loss is at work."""
+    arrives; behind a head beside LEFT_OF_HEAD. Else it is there with the gradient of the embedding's output, or the
+    loss is at work."""
     first, last = (
         strategy(pp=2, dp=4, zero=zero, recompute=recompute, stage_layers=layers) for layers in ((0, 8), (8, 0))
     )
@@ -280,7 +286,7 @@ def test_a_rank_without_blocks_works_on_its_end_alone(zero: int, recompute: str)
         found = terms(s, rank)
         assert (found["kept activations"], found["recompute"]) == (0, 0)
         at_end = found["embedding, logits and loss"] + found["working buffers"]
-        assert at_end == (leaving if zero == 3 else at_most)
+        assert at_end == (leaving + (LEFT_OF_HEAD if rank else 0) if zero == 3 else at_most)
 
 
 @pytest.mark.parametrize("zero", [2, 3])
@@ -305,13 +311,14 @@ def test_tables_of_an_embedding_leave_one_after_the_other(zero: int, words: int,
 @pytest.mark.parametrize(("layers", "gathered"), [((1, 1, 1, 0), 0), ((1, 1, 0, 1), 1)])
 def test_a_head_alone_on_its_chunk_has_no_block_in_front(layers: tuple[int, ...], gathered: int) -> None:
     """Of the last rank most is there when the gradient of the head's table, 8,192 x 64, leaves: as backward left it, in
-    FP32 as it is sent, and the quarter that arrives. Under ZeRO-3 the matrices of a block in front of it are there by
-    then, but not those of a block on another chunk: audits found up to 21 % less than planned with these."""
+    FP32 as it is sent, and the quarter that arrives, beside LEFT_OF_HEAD: audits found 0.3 to 0.7 % more than planned
+    without that. Under ZeRO-3 the matrices of a block in front of it are there by then, but not those of a block on
+    another chunk: audits found up to 21 % less than planned with these."""
     s = strategy(pp=2, dp=4, zero=3, num_virtual_stages=2, schedule="interleaved", stage_layers=layers)
     model = replace(MODEL, vocab_size=8192, intermediate_size=1024)
     table, block = 8192 * 64, (64 + 2 * 32 + 64) * 64 + 3 * 64 * 1024
     found = terms(s, 1, model=model)
-    at_head = table * (2 + 4 + 4 / 4) + gathered * 2 * block
+    at_head = table * (2 + 4 + 4 / 4) + LEFT_OF_HEAD + gathered * 2 * block
     assert found["embedding, logits and loss"] + found["working buffers"] == at_head
 
 
