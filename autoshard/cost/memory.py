@@ -393,7 +393,7 @@ def _end_gradients_bytes(rank: Rank, activations: Number, gone_bytes: Number, pa
             yield largest(weights, SUMMED_GRADIENTS * table if predicts else 0.0) + at_work
         if end.has_table:
             gradients = SUMMED_GRADIENTS if end.has_loss else 1
-            yield gradients * table + rank.hidden_bytes - (gone_bytes - waiting) - kept_by_end
+            yield gradients * table + _embedding_work_bytes(rank, end) - (gone_bytes - waiting) - kept_by_end
 
 
 def _left_of_head(rank: Rank, end: End) -> Number:
@@ -404,6 +404,16 @@ def _left_of_head(rank: Rank, end: End) -> Number:
         return 0.0
     left = end.part.working_bytes - given_back * rank.hidden_bytes + end.part.kept_bytes
     return where(given_back > 0, largest(0.0, left), 0.0)
+
+
+def _embedding_work_bytes(rank: Rank, end: End) -> Number:
+    """Bytes that the embedding works with beside its table when it makes the gradient of that: the gradient of its
+    output, which under sequence parallelism is gathered. As hidden activations, where that is not known: of a head with
+    the same table, and of a prediction module."""
+    unit = end.unit
+    if end.has_loss or anywhere(unit.head_at_once) or not anywhere(unit.at_once):
+        return rank.hidden_bytes
+    return end.part.working_bytes - unit.back_at_once * rank.hidden_bytes
 
 
 def _head_work_bytes(rank: Rank, end: End) -> Number:
