@@ -34,7 +34,7 @@ GATHERED = "gathered weights of"
 MADE_OF = "made of"
 """Before the name of a buffer that the optimizer copies or reduces at the end of a step."""
 UNCOUNTED = (
-    *("combine", "choose_keys", "choose_pools", "choose_blocks", "choose_entries"),
+    *("combine", "choose_keys", "choose_pools", "choose_means", "choose_blocks", "choose_entries"),
     *("compressed_attention", "stream_weights", "expand_streams"),
     *RECURRENCES,
 )

@@ -162,7 +162,7 @@ def operator_needs(program: Program, step: OperatorStep) -> OperatorNeeds:
         lost = logits + program.graph.summed_bytes(op.inputs[0]) * m * n
         traffic = (work.bytes_moved + logits, lost, work.flops, work.backward_flops_ratio)
         return OperatorNeeds("chunked_loss", m, n, k, *traffic, KINDS[op.kind].groups(op, program.graph, sizes))
-    if op.kind in ("choose_keys", "choose_pools", "choose_entries"):
+    if op.kind in ("choose_keys", "choose_pools", "choose_means", "choose_entries"):
         queries, width = prod(sizes[dim] for dim in op.loop_dims), sizes["index_dim"]
         seen = seen_entries(op, program.graph, sizes) if "rate" in op.attributes else seen_keys(program.graph, sizes)
         scores = queries * sizes["index_head"] * seen

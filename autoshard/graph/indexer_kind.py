@@ -1,5 +1,5 @@
 """The indexer of sparse attention, which chooses the keys that a query attends to (DeepSeek-V3.2, 2512.02556), each by
-itself, in pools (GLM-5.3), or in blocks for each key-value head (MiniMax-M3)."""
+itself, in pools (GLM-5.3, Qwen4-Exp), or in blocks for each key-value head (MiniMax-M3)."""
 
 from __future__ import annotations
 
@@ -94,6 +94,33 @@ class ChoosePools(ChooseKeys):
     def internal_collectives(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[Internal, ...]:
         """Ranks that share the sequence gather gates too, as many numbers as keys."""
         return tuple((kind, dim, 2 * size) for kind, dim, size in super().internal_collectives(op, graph, sizes))
+
+
+class ChooseMeans(ChooseKeys):
+    """A mask of the keys that each query attends to: those of the pools before it that score most, and those of its own
+    pool up to itself. A pool has the mean of its tokens' keys.
+
+    Inputs: the hidden state [batch seq embed], and weights that are not learned: q_proj [index_head index_dim embed],
+    k_proj [index_dim embed], and those of RMS norms of queries and of pools [index_dim], which multiply by 1 plus them.
+    Output: bool [batch seq key]. A pool is `rate` tokens that follow one another; those behind the last whole one are
+    in none.
+
+        q = rope(norm(q_proj h)), k = rope(norm(mean over the pool of k_proj h))     at the place of its first token
+        score(query, pool) = sum over heads of relu(q k) / sqrt(index_dim)
+
+    A query scores the pools that end with it or before. Attributes: top_k, keys of the pools that are chosen, of equal
+    scores the first; rate; eps, of the norms; those of Rope.
+    """
+
+    def _columns(self, op: Operator, graph: Graph) -> float:
+        return float(graph.sizes["seq"] // int(str(op.attributes["rate"])))
+
+    def flops(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
+        """Projections, and the scores of the pools before each query, of the fullest rank."""
+        tokens = prod(sizes[dim] for dim in op.loop_dims)
+        weights = sum(num_elements(graph, op.inputs[index], sizes) for index in (1, 2))
+        pools = seen_keys(graph, sizes) / float(str(op.attributes["rate"]))
+        return 2.0 * tokens * (weights + pools * sizes["index_head"] * (sizes["index_dim"] + 1))
 
 
 class ChooseBlocks(OperatorKind):

@@ -1,4 +1,4 @@
-"""The kinds of operators but for attention, indexers, streams, routing, recurrences and the loss, and all by name.
+"""The kinds of operators but for attention, indexers, streams, n-grams, routing, recurrences and the loss; all by name.
 
 To add one: subclass `OperatorKind`, put it into `KINDS`, give the torch backend a kernel of the same name.
 """
@@ -10,9 +10,10 @@ from math import prod
 from autoshard.files.fields import check_choice
 from autoshard.graph.attention_kind import Attention
 from autoshard.graph.compressed_kinds import ChooseEntries, Compress, CompressedAttention
-from autoshard.graph.indexer_kind import ChooseBlocks, ChooseKeys, ChoosePools
+from autoshard.graph.indexer_kind import ChooseBlocks, ChooseKeys, ChooseMeans, ChoosePools
 from autoshard.graph.ir import Graph, Operator
 from autoshard.graph.loss_kinds import CrossEntropy, LinearCrossEntropy
+from autoshard.graph.ngram_kinds import GateStreams, HashNgrams
 from autoshard.graph.operator_kind import Extra, Internal, OperatorKind, Sizes, num_elements
 from autoshard.graph.pointwise import check_expression, count, factor
 from autoshard.graph.recurrent_kinds import CausalConv, GatedDeltaRule, LightningAttention, StateSpaceScan
@@ -212,7 +213,10 @@ class Dropout(OperatorKind):
 
 
 class Embedding(OperatorKind):
-    """Row look-up; split over the vocabulary, each rank adds the rows it holds: the output is `P` by the rule."""
+    """Row look-up; split over the vocabulary, each rank adds the rows it holds: the output is `P` by the rule.
+
+    The last dim of the table is a row's; rows may be counted over several dims before it, of which the first may be
+    split."""
 
     def backward_flops_ratio(self, op: Operator, graph: Graph) -> float:
         return 1.0
@@ -241,6 +245,7 @@ KINDS: dict[str, OperatorKind] = {
     "attention": Attention(),
     "choose_keys": ChooseKeys(),
     "choose_pools": ChoosePools(),
+    "choose_means": ChooseMeans(),
     "choose_blocks": ChooseBlocks(),
     "compress": Compress(),
     "compressed_attention": CompressedAttention(),
@@ -263,6 +268,8 @@ KINDS: dict[str, OperatorKind] = {
     "stream_weights": StreamWeights(),
     "collapse_streams": CollapseStreams(),
     "expand_streams": ExpandStreams(),
+    "hash_ngrams": HashNgrams(),
+    "gate_streams": GateStreams(),
 }
 
 

@@ -16,7 +16,7 @@ RECURRENCES = ("causal_conv", *WITH_STATES)
 
 class CausalConv(OperatorKind):
     """A convolution over the sequence, each channel by itself, of the last `tap` tokens; and silu, unless the attribute
-    activates is False.
+    activates is False. With the attribute dilation, of tokens that are so many apart.
 
     x: batch seq and the channels; weight: the channels and tap; perhaps a bias: the channels. Not split over the
     sequence. Keeps x; backward convolves again, with the same weight.

@@ -5,7 +5,8 @@
     stream k = post[k] y + sum over streams j of mix[j, k] * stream j
 
 The residual is batch seq stream embed. `mix` is brought near a doubly stochastic matrix, so that it makes nothing grow.
-Some models have no `mix`: stream k = post[k] y + stream k.
+Some models have no `mix`: stream k = post[k] y + stream k. Some of these have no `pre` either: the streams are read
+another way (models/qwen4_exp/graph.py).
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ class CollapseStreams(OperatorKind):
 class ExpandStreams(OperatorKind):
     """The next residual: y [batch seq embed] of a part of a block, streams [batch seq stream embed] and their weights
     [batch seq weights] -> stream k is post[k] y plus mix[j, k] times stream j, summed over j; without a mix, plus
-    stream k, and backward then reads no stream."""
+    stream k, and backward then reads no stream. Weights that are as many as streams are post alone."""
 
     def flops(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
         products = sizes[STREAM] + 1.0 if has_mix(graph, op.inputs[2]) else 1.0

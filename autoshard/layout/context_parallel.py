@@ -27,7 +27,7 @@ UNUSED = "all_gather"
 
 _POSITIONED = (
     *("rope", "position_embedding", "attention", "dropout", "dispatch", "combine", "position_scale"),
-    *("scaled_rope", "log_scale"),
+    *("scaled_rope", "log_scale", "hash_ngrams"),
     *RECURRENCES,
 )
 

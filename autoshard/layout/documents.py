@@ -3,8 +3,8 @@
 The graph gets one more input: for each place of a row, where its document begins. A query sees the keys from there to
 itself, and learned positions count from there, as do those whose logarithm scales queries (rotary ones only tell
 distances: they are the same either way). Where an indexer chooses keys, it chooses among those, and attention sees what
-it chose. Convolutions and recurrences begin anew there. Every rank has the whole rows of its sequences, so nothing more
-is communicated, however ranks share a sequence.
+it chose. Convolutions, recurrences and n-grams begin anew there. Every rank has the whole rows of its sequences, so
+nothing more is communicated, however ranks share a sequence.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from autoshard.graph.ir import INDEX_BYTES, Graph, Operator, Tensor
 from autoshard.graph.operator_kind import DOCUMENT_STARTS
 from autoshard.graph.recurrent_kinds import RECURRENCES
 
-_READERS = ("attention", "choose_keys", "position_embedding", "log_scale", *RECURRENCES)
+_READERS = ("attention", "choose_keys", "position_embedding", "log_scale", "hash_ngrams", *RECURRENCES)
 
 
 def with_documents(graph: Graph) -> Graph:

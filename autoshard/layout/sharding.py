@@ -58,6 +58,8 @@ def _along(op: Operator, axis: str, sequence_parallel: bool, experts_apart: bool
             if axis in copies:
                 return group if group in op.loop_dims else REPLICATED
             return key_value
+    if op.kind == "causal_conv" and op.loop_dims[-1] == "embed":  # of a residual, whose channels nothing else splits
+        return "embed"
     for dim in op.loop_dims:
         if dim in _TENSOR_PARALLEL_DIMS or dim.startswith("ffn"):  # ffn2, ...: a traced model's
             return dim
@@ -70,7 +72,7 @@ def _along(op: Operator, axis: str, sequence_parallel: bool, experts_apart: bool
 
 _TENSOR_PARALLEL_DIMS = (
     *("shared_ffn", "dense_ffn", "vocab"),
-    *("linear_key_head", "lightning_head", "mamba_group", "mamba_head", "conv_channel"),
+    *("linear_key_head", "lightning_head", "mamba_group", "mamba_head", "conv_channel", "ngram_part"),
 )
 
 

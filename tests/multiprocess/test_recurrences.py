@@ -266,6 +266,7 @@ DOCUMENTS = ((70, 1, 2, 64, 23), (160,))
         (lightning_in_chunks, lightning_inputs, 3),
         (partial(_convolved), conv_inputs, 1),
         (partial(_activated), conv_inputs, 1),
+        (partial(_activated, dilation=3), conv_inputs, 1),
     ],
 )
 def test_documents_of_a_row_know_nothing_of_each_other(function: Function, inputs: Inputs, sequences: int) -> None:

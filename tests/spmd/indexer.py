@@ -86,8 +86,32 @@ def choose_pools(place: Place, h: Array, compressed: Array, *weights: Array) -> 
     )
     exponentials = np.exp(gates + bias.reshape(*bias.shape[:mesh], 1, 1, *bias.shape[mesh:]))
     k = (k * exponentials).sum(-2) / exponentials.sum(-2)
-    scores = _scores(place, h, q, k, weights_proj)
-    positions = place.positions(h.shape[mesh + 1])[..., None, :, None]
+    return _of_pools(place, _scores(place, h, q, k, weights_proj), h.shape[mesh + 1], length)
+
+
+def choose_means(place: Place, h: Array, q_proj: Array, k_proj: Array, q_norm: Array, k_norm: Array) -> Result:
+    """1 where a query sees a key, else 0."""
+    mesh, rate, width = len(place.axes), place.attributes["rate"], q_proj.shape[-2]
+
+    def turned(x: Array, norm: Array, dims: tuple[str, ...], every: int | None = None) -> Array:
+        normal = x * (np.square(x).mean(-1, keepdims=True) + place.attributes["eps"]) ** -0.5
+        made, _ = rotated(place, normal * (1 + place.spread(norm, ("index_dim",), dims)), dims, every)
+        return made
+
+    q = turned(contract((h, place.dims(0)), (q_proj, place.dims(1)), out=QUERIES), q_norm, QUERIES)
+    (k,) = _gathered(place, contract((h, place.dims(0)), (k_proj, place.dims(2)), out=KEYS))
+    pools = k.shape[mesh + 1] // rate
+    means = np.take(k, range(pools * rate), mesh + 1).reshape(*k.shape[: mesh + 1], pools, rate, width).mean(-2)
+    means = turned(means, k_norm, ("batch", "pooled_key", "index_dim"), rate)
+    scores = contract((q, QUERIES), (means, ("batch", "pool", "index_dim")), out=(*QUERIES[:3], "pool"))
+    return _of_pools(place, np.maximum(scores, 0).sum(-2) / np.sqrt(width), h.shape[mesh + 1], k.shape[mesh + 1])
+
+
+def _of_pools(place: Place, scores: Array, queries: int, length: int) -> Result:
+    """1 where a query sees a key, else 0. scores: [*mesh, batch, seq, pool]. queries: tokens of a rank. length: of the
+    sequence."""
+    rate, pools = place.attributes["rate"], scores.shape[-1]
+    positions = place.positions(queries)[..., None, :, None]
     behind = np.arange(pools) >= (positions + 1) // rate
     order = np.argsort(np.where(behind, np.inf, -scores), -1, kind="stable")
     chosen = (np.argsort(order, -1) < place.attributes["top_k"] // rate) & ~behind

@@ -15,7 +15,8 @@ from tests.spmd.collectives import Array, all_reduce, all_to_all, ring_gather, r
 from tests.spmd.compressed import choose_entries, compress, compressed_attention
 from tests.spmd.dropping import mask
 from tests.spmd.experts import combine, dispatch, sum_rest, top_k_gate
-from tests.spmd.indexer import choose_blocks, choose_keys, choose_pools
+from tests.spmd.indexer import choose_blocks, choose_keys, choose_means, choose_pools
+from tests.spmd.ngrams import gate_streams, hash_ngrams
 from tests.spmd.place import Gradients, Place, Report, Result, contract
 from tests.spmd.pointwise import pointwise
 from tests.spmd.recurrences import causal_conv, gated_delta_rule, lightning_attention, state_space_scan
@@ -326,13 +327,19 @@ def _attend(place: Place, q: Array, k: Array, v: Array, positions: Array, *seque
 
 
 def _embedding(place: Place, ids: Array, table: Array) -> Result:
-    rows = place.indices("vocab", table.shape[len(place.axes)])
-    picked = (ids[..., None] == place.spread(rows, ("vocab",), ("batch", "seq", "vocab"))).astype(float)
+    """ids [*mesh, batch, seq, perhaps heads]; table [*mesh, dims of rows, the first of which may be split, width]."""
+    mesh, dims = table.shape[: len(place.axes)], place.dims(0)
+    of_rows = table.reshape(*mesh, -1, table.shape[-1])
+    each = of_rows.shape[len(mesh)] // table.shape[len(mesh)]
+    parts = place.indices(place.dims(1)[0], table.shape[len(mesh)])
+    rows = (parts[..., None] * each + np.arange(each)).reshape(*mesh, -1)
+    picked = (ids[..., None] == place.spread(rows, ("row",), (*dims, "row"))).astype(float)
+    rows_dims, out = ("row", "width"), (*dims, "width")
 
     def backward(grad: Array) -> Gradients:
-        return None, np.einsum("...bsv,...bse->...ve", picked, grad)
+        return None, contract((picked, (*dims, "row")), (grad, out), out=rows_dims).reshape(table.shape)
 
-    return np.einsum("...bsv,...ve->...bse", picked, table), backward
+    return contract((picked, (*dims, "row")), (of_rows, rows_dims), out=out), backward
 
 
 def _position_embedding(place: Place, x: Array, table: Array) -> Result:
@@ -419,6 +426,7 @@ KERNELS: dict[str, Callable[..., Result]] = {
     "attention": _attention,
     "choose_keys": choose_keys,
     "choose_pools": choose_pools,
+    "choose_means": choose_means,
     "choose_blocks": choose_blocks,
     "compress": compress,
     "compressed_attention": compressed_attention,
@@ -441,4 +449,6 @@ KERNELS: dict[str, Callable[..., Result]] = {
     "stream_weights": stream_weights,
     "collapse_streams": collapse_streams,
     "expand_streams": expand_streams,
+    "hash_ngrams": hash_ngrams,
+    "gate_streams": gate_streams,
 }

@@ -48,10 +48,15 @@ def causal_conv(place: Place, x: Array, weight: Array, *bias: Array) -> Result:
     tokens, taps, mesh = _mesh_first(place, x), weight.shape[-1], len(place.axes)
     shape = (*weight.shape[:mesh], 1, *weight.shape[mesh:])
     spread = weight.reshape(shape)  # a dim for the batch
+    apart: int = place.attributes.get("dilation", 1)
+
+    def back(tap: int) -> int:
+        """How many tokens before each token the one is that a tap sees; all, where it lies before the first."""
+        return min(len(tokens), int(taps - 1 - tap) * apart)
 
     def seen(tap: int) -> Array:
         """The token that a tap sees, for each token; zero before the first."""
-        behind = taps - 1 - tap
+        behind = back(tap)
         return np.concatenate((np.zeros_like(tokens[:behind]), tokens[: len(tokens) - behind]))
 
     total = sum(seen(tap) * spread[..., tap] for tap in range(taps))
@@ -64,7 +69,7 @@ def causal_conv(place: Place, x: Array, weight: Array, *bias: Array) -> Result:
         inner = _mesh_first(place, grad) * slope
         by_x = np.zeros_like(tokens)
         for tap in range(taps):
-            behind = taps - 1 - tap
+            behind = back(tap)
             by_x[: len(tokens) - behind] += (inner * spread[..., tap])[behind:]
         by_weight = np.stack([(inner * seen(tap)).sum(0).sum(mesh) for tap in range(taps)], -1)
         return _back(place, by_x), by_weight, *(inner.sum(0).sum(mesh) for _ in bias)

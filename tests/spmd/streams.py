@@ -86,9 +86,9 @@ def collapse_streams(place: Place, x: Array, weights: Array) -> Result:
 
 def expand_streams(place: Place, y: Array, x: Array, weights: Array) -> Result:
     streams = x.shape[-2]
+    if weights.shape[-1] <= 2 * streams:
+        return _added_streams(y, x, weights[..., -streams:, None], weights)
     post = weights[..., streams : 2 * streams, None]
-    if weights.shape[-1] == 2 * streams:
-        return _added_streams(y, x, post, weights)
     mix = weights[..., 2 * streams :].reshape(*weights.shape[:-1], streams, streams)
     value = post * y[..., None, :] + np.swapaxes(mix, -1, -2) @ x
 
@@ -106,7 +106,7 @@ def _added_streams(y: Array, x: Array, post: Array, weights: Array) -> Result:
 
     def backward(grad: Array) -> Gradients:
         to_weights = np.zeros_like(weights)
-        to_weights[..., x.shape[-2] :] = (grad * y[..., None, :]).sum(-1)
+        to_weights[..., -x.shape[-2] :] = (grad * y[..., None, :]).sum(-1)
         return (post * grad).sum(-2), grad, to_weights
 
     return x + post * y[..., None, :], backward

@@ -79,7 +79,7 @@ def choose_pools(context: Context, step: OperatorStep) -> Kernel:
     top_k, rate, eps = (attributes[name] for name in ("top_k", "rate", "eps"))
     group, positions, place = context.group(step, "seq"), context.positions(step), partial(context.place, step)
     heads, width, length = (context.graph.sizes[dim] for dim in ("index_head", "index_dim", "seq"))
-    scale, whole, ended = (heads * width) ** -0.5, length // rate * rate, (positions + 1) // rate
+    scale = (heads * width) ** -0.5
 
     def run(h: torch.Tensor, compressed: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
         wq_b, wk, norm, norm_bias, weights_proj, gate, bias = weights
@@ -93,14 +93,67 @@ def choose_pools(context: Context, step: OperatorStep) -> Kernel:
         gates = at_least_fp32(gates)
         pools = pieces(k, gates, bias.to(gates), rate, overlaps=False)
         of_heads = at_least_fp32(weights_proj) * scale
-        chosen = best_seen(h, q, pools, of_heads, ended, lambda query: (place(query) + 1) // rate, top_k // rate)
-        first, here = (x.to(h.device).unsqueeze(1) for x in (ended * rate, positions))
-        key = torch.arange(length, device=h.device)
-        seen = ((key >= first) & (key <= here)).repeat(len(h), 1, 1)
-        seen[..., :whole].unflatten(-1, (-1, rate)).logical_or_(chosen.unsqueeze(-1))
-        return seen
+        return _of_pools(h, q, pools, of_heads, positions, place, top_k, rate, length)
 
     return lambda *inputs: torch.no_grad()(run)(*inputs)
+
+
+def choose_means(context: Context, step: OperatorStep) -> Kernel:
+    """The kernel of an indexer that scores means of keys: hidden state and weights -> the mask [batch, queries, keys].
+    Products are in the dtype of their inputs; heads are added up in FP32, or FP64."""
+    attributes: Any = step.operator.attributes
+    top_k, rate, eps = (attributes[name] for name in ("top_k", "rate", "eps"))
+    group, positions, place = context.group(step, "seq"), context.positions(step), partial(context.place, step)
+    turn_queries = rotation(context, step, ("batch", "seq", "index_head", "index_dim"))
+    turn_pools = rotation(context, step, ("batch", "pooled_key", "index_dim"), every=rate)
+    width, length = (context.graph.sizes[dim] for dim in ("index_dim", "seq"))
+    whole = length // rate * rate
+
+    def run(
+        h: torch.Tensor, q_proj: torch.Tensor, k_proj: torch.Tensor, q_norm: torch.Tensor, k_norm: torch.Tensor
+    ) -> torch.Tensor:
+        q = F.linear(h, q_proj.flatten(0, 1)).unflatten(-1, q_proj.shape[:2])
+        k = F.linear(h, k_proj)
+        if group is not None:
+            k = all_gather(k, group, 1)
+        pools = at_least_fp32(k[:, :whole].unflatten(1, (-1, rate))).mean(2).to(k.dtype)
+        q, pools = turn_queries(_offset_normed(q, q_norm, eps)), turn_pools(_offset_normed(pools, k_norm, eps))
+        return _of_pools(h, q, pools, width**-0.5, positions, place, top_k, rate, length)
+
+    return lambda *inputs: torch.no_grad()(run)(*inputs)
+
+
+def _of_pools(
+    h: torch.Tensor,
+    q: torch.Tensor,
+    pools: torch.Tensor,
+    of_heads: torch.Tensor | float,
+    positions: torch.Tensor,
+    place_of: Callable[[int], int],
+    top_k: int,
+    rate: int,
+    length: int,
+) -> torch.Tensor:
+    """Bool [batch, queries, keys], True for the keys of the pools that score most, and for those of each query's own
+    pool up to itself.
+
+    pools [batch, pools, width]: their keys. positions [queries]: places of queries; place_of: the same as numbers.
+    top_k, rate: as in graph/indexer_kind.py. length: of the whole sequence. h, q, of_heads: as of `best_seen`.
+    """
+    ended = (positions + 1) // rate
+    chosen = best_seen(h, q, pools, of_heads, ended, lambda query: (place_of(query) + 1) // rate, top_k // rate)
+    first, here = (x.to(h.device).unsqueeze(1) for x in (ended * rate, positions))
+    key = torch.arange(length, device=h.device)
+    seen = ((key >= first) & (key <= here)).repeat(len(h), 1, 1)
+    seen[..., : length // rate * rate].unflatten(-1, (-1, rate)).logical_or_(chosen.unsqueeze(-1))
+    return seen
+
+
+def _offset_normed(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """The RMS norm of x over its last dim, times 1 plus a weight."""
+    made = at_least_fp32(x)
+    scale = torch.rsqrt(made.square().mean(-1, keepdim=True) + eps)
+    return (made * scale * (1 + weight.to(made))).to(x.dtype)
 
 
 def choose_blocks(context: Context, step: OperatorStep) -> Kernel:
@@ -113,16 +166,14 @@ def choose_blocks(context: Context, step: OperatorStep) -> Kernel:
     turn_keys = rotation(context, step, ("batch", "seq", "index_dim"))
     blocks = -(-context.graph.sizes["seq"] // block)
 
-    def normed(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        made = at_least_fp32(x)
-        scale = torch.rsqrt(made.square().mean(-1, keepdim=True) + eps)
-        return (made * scale * (1 + weight.to(made))).to(x.dtype)
-
     def run(
         h: torch.Tensor, q_proj: torch.Tensor, k_proj: torch.Tensor, q_norm: torch.Tensor, k_norm: torch.Tensor
     ) -> torch.Tensor:
         q = F.linear(h, q_proj.flatten(0, 1)).unflatten(-1, q_proj.shape[:2])
-        q, k = turn_queries(normed(q, q_norm)), turn_keys(normed(F.linear(h, k_proj), k_norm))
+        q, k = (
+            turn_queries(_offset_normed(q, q_norm, eps)),
+            turn_keys(_offset_normed(F.linear(h, k_proj), k_norm, eps)),
+        )
         if group is not None:
             k = all_gather(k, group, 1)
         keys = F.pad(k, (0, 0, 0, blocks * block - k.shape[1])).transpose(1, 2)
@@ -167,7 +218,7 @@ def best_seen(
     h: torch.Tensor,
     q: torch.Tensor,
     k: torch.Tensor,
-    of_heads: torch.Tensor,
+    of_heads: torch.Tensor | float,
     visible: torch.Tensor,
     visible_to: Callable[[int], int],
     top_k: int,
@@ -177,14 +228,17 @@ def best_seen(
     see: the first `visible` [queries], which grow with the query, but for those before `first_seen` [batch, queries].
     Some heads at a time, for a tile of queries. visible_to: `visible` as numbers.
 
-    h [batch, queries, embed] weighs heads by of_heads [heads, embed]; q [batch, queries, heads, width]; k [batch,
-    columns, width].
+    h [batch, queries, embed] weighs heads by of_heads [heads, embed], a number weighs all alike; q [batch, queries,
+    heads, width]; k [batch, columns, width].
     """
     columns = k.shape[1]
     seen = torch.zeros(*h.shape[:2], columns, dtype=torch.bool, device=h.device)
     rows, at_once = choice_tile(q.shape[2], max(1, columns), h.shape[1], h.shape[0])
     for tile, stop in _tiles(h.shape[1], rows, visible_to):
-        weights = F.linear(h[:, tile].to(of_heads.dtype), of_heads)
+        if isinstance(of_heads, torch.Tensor):
+            weights = F.linear(h[:, tile].to(of_heads.dtype), of_heads)
+        else:
+            weights = at_least_fp32(q.new_empty(0)).new_full(q[:, tile].shape[:3], of_heads)
         parts = [*zip(q[:, tile].split(at_once, 2), weights.split(at_once, 2), strict=True)]
         some = turns(parts, lambda part: (part[0].shape[2],))
         scores = reduce(torch.Tensor.add_, (weighed_scores(part, k[:, :stop], weight) for part, weight in some))

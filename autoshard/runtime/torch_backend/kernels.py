@@ -26,7 +26,8 @@ from autoshard.runtime.torch_backend.context import Context, Kernel
 from autoshard.runtime.torch_backend.dropout import dropout
 from autoshard.runtime.torch_backend.experts import combine, dispatch, sum_rest, top_k_gate
 from autoshard.runtime.torch_backend.groups import Group
-from autoshard.runtime.torch_backend.indexer import choose_blocks, choose_keys, choose_pools
+from autoshard.runtime.torch_backend.indexer import choose_blocks, choose_keys, choose_means, choose_pools
+from autoshard.runtime.torch_backend.ngrams import gate_streams, hash_ngrams
 from autoshard.runtime.torch_backend.pointwise import pointwise
 from autoshard.runtime.torch_backend.recomputing_ops import (
     ACTIVATIONS,
@@ -301,10 +302,11 @@ def _position_scale(context: Context, step: OperatorStep) -> Kernel:
 
 def _embedding(context: Context, step: OperatorStep) -> Kernel:
     """The kernel of rows by token ids; the row `padding_idx` gets no gradient here."""
-    position, count = context.piece(step, "vocab")
+    position, count = context.piece(step, context.dims(step.operator.inputs[1])[0])
     unlearned: Any = step.operator.attributes.get("padding_idx", -1)
 
     def look_up(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        table = table.flatten(0, -2)
         rows = table.shape[0]
         row = unlearned - position * rows
         padding = row if 0 <= row < rows else None
@@ -402,6 +404,7 @@ FACTORIES: dict[str, Callable[[Context, OperatorStep], Kernel]] = {
     "attention": attention,
     "choose_keys": choose_keys,
     "choose_pools": choose_pools,
+    "choose_means": choose_means,
     "choose_blocks": choose_blocks,
     "compress": compress,
     "compressed_attention": compressed_attention,
@@ -424,5 +427,7 @@ FACTORIES: dict[str, Callable[[Context, OperatorStep], Kernel]] = {
     "stream_weights": stream_weights,
     "collapse_streams": collapse_streams,
     "expand_streams": expand_streams,
+    "hash_ngrams": hash_ngrams,
+    "gate_streams": gate_streams,
 }
 assert FACTORIES.keys() == KINDS.keys()

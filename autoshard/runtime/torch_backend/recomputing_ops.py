@@ -82,7 +82,8 @@ class RmsNorm(torch.autograd.Function):
 
 class OffsetRmsNorm(torch.autograd.Function):
     """x / sqrt(mean(x^2) + eps) * (1 + weight) over the last dim, computed in FP32 (or FP64), in which 1 + weight loses
-    nothing. Keeps x and one number a row."""
+    nothing. Keeps x and one number a row. A weight of more dims than the last one, such as streams, is one for each of
+    them."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -223,7 +224,7 @@ def _rms_norm_backward(
         grad_x, of_factors = _rms_norm_of_rows(x, factors, scale, grad)
         return _as(grad_x, x.dtype), _as(of_factors, dtype)
     found, total = torch.empty_like(x), torch.zeros_like(factors)
-    for some, of_rows, grad_out, to_x in _rows_at_a_time(x, scale, grad, found):
+    for some, of_rows, grad_out, to_x in _rows_at_a_time(x, scale, grad, found, dims=factors.dim()):
         grad_x, of_factors = _rms_norm_of_rows(some, factors, of_rows, grad_out)
         to_x.copy_(grad_x)
         total.add_(of_factors)
@@ -236,8 +237,10 @@ def _rms_norm_of_rows(
     """`_rms_norm_backward` in the dtype of `scale`."""
     normal, grad = x * scale, _as(grad, scale.dtype)
     products = grad * normal
-    of_rows = products.flatten(0, -2)
-    along, of_factors = of_rows.mv(factors).view_as(scale), of_rows.sum(0)
+    of_rows, each = products.flatten(0, -1 - factors.dim()), factors.view(-1, factors.shape[-1])
+    of_each = of_rows.view(len(of_rows), *each.shape).unbind(1)
+    along = torch.stack([rows.mv(one) for rows, one in zip(of_each, each, strict=True)], 1)
+    along, of_factors = along.view_as(scale), of_rows.sum(0)
     grad_x = torch.mul(grad, factors, out=products)  # which nobody reads again: three such tensors are there, not four
     return grad_x.addcmul_(normal, along, value=-1 / x.shape[-1]).mul_(scale), of_factors
 

@@ -66,7 +66,10 @@ def _told_apart(step: OperatorStep, kernel: Callable[[torch.Tensor | None], Kern
 def causal_conv(context: Context, step: OperatorStep) -> Kernel:
     """The kernel of a causal convolution: x [batch, seq, channels...], weight [channels..., tap] and perhaps a bias
     [channels...] -> a tensor like x."""
-    function = _activated if step.operator.attributes.get("activates", True) else _convolved
+    attributes: Any = step.operator.attributes
+    function = partial(
+        _activated if attributes.get("activates", True) else _convolved, dilation=attributes.get("dilation", 1)
+    )
 
     def kernel(starts: torch.Tensor | None) -> Kernel:
         convolved = partial(function, starts=starts)
@@ -83,37 +86,49 @@ def causal_conv(context: Context, step: OperatorStep) -> Kernel:
 
 
 def _activated(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, starts: torch.Tensor | None
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    starts: torch.Tensor | None,
+    dilation: int = 1,
 ) -> torch.Tensor:
-    return F.silu(_convolved(x, weight, bias, starts=starts))
+    return F.silu(_convolved(x, weight, bias, starts=starts, dilation=dilation))
 
 
 def _convolved(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, starts: torch.Tensor | None
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    starts: torch.Tensor | None,
+    dilation: int = 1,
 ) -> torch.Tensor:
     if starts is not None:
-        return _convolved_inside(x, weight, bias, starts)
+        return _convolved_inside(x, weight, bias, starts, dilation)
     flat, taps = x.flatten(2).transpose(1, 2), weight.shape[-1]
     out = F.conv1d(
-        F.pad(flat, (taps - 1, 0)),
+        F.pad(flat, ((taps - 1) * dilation, 0)),
         weight.flatten(0, -2).unsqueeze(1),
         None if bias is None else bias.flatten(),
+        dilation=dilation,
         groups=flat.shape[1],
     )
     return out.transpose(1, 2).reshape(x.shape)
 
 
 def _convolved_inside(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, starts: torch.Tensor
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, starts: torch.Tensor, dilation: int
 ) -> torch.Tensor:
     """The convolution of each document by itself, tap by tap."""
     taps, seq = weight.shape[-1], x.shape[1]
     since = torch.arange(seq, device=x.device) - starts  # the start of each token's document
     flat, each = at_least_fp32(x.flatten(2)), at_least_fp32(weight.flatten(0, -2))
     out = flat * each[:, -1]
-    for apart in range(1, min(taps, seq)):
+    for tap in range(1, min(taps, -(-seq // dilation))):
+        apart = tap * dilation
         before = F.pad(flat[:, :-apart], (0, 0, apart, 0)).masked_fill((since < apart).unsqueeze(-1), 0)
-        out = out + before * each[:, -1 - apart]
+        out = out + before * each[:, -1 - tap]
     return (out if bias is None else out + bias.flatten()).view(x.shape).to(x.dtype)
 
 

@@ -170,13 +170,13 @@ class _Add(torch.autograd.Function):
         for stream, post in enumerate(_of_parts(weights, ctx.streams)):
             one = grad[:, :, stream]
             to_y.addcmul_(one, post)
-            to_weights[..., ctx.streams + stream] = (one.to(weights.dtype) * y).sum(-1)
+            to_weights[..., stream - ctx.streams] = (one.to(weights.dtype) * y).sum(-1)
         return to_y.to(y.dtype), grad, to_weights
 
 
 def _of_parts(weights: torch.Tensor, streams: int) -> tuple[torch.Tensor, ...]:
-    """The weights of a part's output in each stream, [batch, seq, 1] each."""
-    return weights[..., streams : 2 * streams].split(1, -1)
+    """The weights of a part's output in each stream, [batch, seq, 1] each, where nothing mixes streams: the last."""
+    return weights[..., -streams:].split(1, -1)
 
 
 class _Expand(torch.autograd.Function):
