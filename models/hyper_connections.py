@@ -32,7 +32,7 @@ def stream_sizes(hyper: HyperConnections) -> dict[str, int]:
 
 def residual_dims(model: ModelSpec) -> tuple[str, ...]:
     """The dims of what passes from block to block."""
-    return ONE_STREAM if model.hyper_connections is None else SEVERAL_STREAMS
+    return ONE_STREAM if model.num_streams == 1 else SEVERAL_STREAMS
 
 
 def repeated(b: GraphBuilder, name: str, x: str) -> str:

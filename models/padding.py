@@ -83,6 +83,14 @@ def padding_notes(model: ModelSpec, tp: int) -> tuple[str, ...]:
             found.append(
                 f"{field} {width:,} padded to {whole:,} for tp={tp}: {1 - width / whole:.1%} of its work is padding"
             )
+    if (ngrams := model.ngram_embedding) is not None:
+        parts = ngrams.split_ngram_parts
+        whole = padded_width(model, parts, tp)
+        if whole != parts:
+            found.append(
+                f"split_ngram_parts {parts:,} padded to {whole:,} for tp={tp}: {1 - parts / whole:.1%} of each table "
+                "of n-grams is padding"
+            )
     return tuple(found)
 
 

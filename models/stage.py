@@ -10,6 +10,7 @@ from autoshard.graph.attention_kind import KEY, KEY_BLOCK
 from autoshard.graph.compressed_kinds import SERIES
 from autoshard.graph.ir import Graph, GraphBuilder
 from autoshard.graph.recompute import name_in_block
+from autoshard.graph.stream_kinds import STREAM
 from autoshard.models.families import FAMILIES, graph_of
 from autoshard.models.hyper_connections import residual_dims, stream_sizes
 from autoshard.models.padding import heads_of_kinds, multiple_of, padded_width
@@ -19,6 +20,7 @@ from autoshard.spec.compressed_attention import CompressedAttention
 from autoshard.spec.latent_attention import LatentAttention
 from autoshard.spec.linear_attention import Mamba
 from autoshard.spec.model import ModelSpec
+from autoshard.spec.ngram_embedding import NgramEmbedding
 from autoshard.spec.traced import HIDDEN
 
 VOCABULARY_MULTIPLE = 8
@@ -69,12 +71,16 @@ def dim_sizes(model: ModelSpec, batch: int, seq: int, tp: int = 1, capacity_fact
         sizes.update(_compressed_sizes(compressed, seq))
     if (hyper := model.hyper_connections) is not None:
         sizes |= stream_sizes(hyper)
+    if (gated := model.gated_residual) is not None:
+        sizes |= {STREAM: gated.hc_count, "pre": gated.hc_count, "mix_rank": gated.hc_lowrank}
+    if (ngrams := model.ngram_embedding) is not None:
+        sizes |= _ngram_sizes(model, ngrams, tp)
     if model.family.hashes_tokens:
         sizes |= {"token": model.vocab_size, "choice": model.num_experts_per_tok}
     if (indexer := model.indexer) is not None:
         sizes |= {"index_head": indexer.index_n_heads, "index_dim": indexer.index_head_dim, KEY: seq}
         if indexer.index_kpool is not None:
-            sizes["index_pool"] = indexer.index_kpool
+            sizes |= {"index_pool": indexer.index_kpool, "pooled_key": max(1, seq // indexer.index_kpool)}
     if (blocks := model.block_indexer) is not None:
         sizes |= {"index_dim": blocks.index_head_dim, KEY_BLOCK: ceil(seq / blocks.index_block_size)}
     if (linear := model.linear_attention) is not None:
@@ -106,6 +112,19 @@ def routed_tokens(model: ModelSpec, seq: int) -> float:
     """The even share of a sequence's tokens that each expert of a mixture gets; it need not be whole. Experts without a
     matrix get theirs too."""
     return seq * model.num_experts_per_tok / model.num_candidates
+
+
+def _ngram_sizes(model: ModelSpec, ngrams: NgramEmbedding, tp: int) -> dict[str, int]:
+    """Sizes of the dims that tables of n-grams have, and what is made of their rows. tp ranks share the parts of a
+    table, with empty ones where there are fewer, or not as many for each."""
+    tables = {table for layer in range(model.num_hidden_layers) if (table := model.ngram_table_of(layer)) is not None}
+    rows = {f"ngram_row{table}": ngrams.part_rows(table, model.vocab_size) for table in sorted(tables)}
+    return rows | {
+        "ngram_part": padded_width(model, ngrams.split_ngram_parts, tp),
+        "ngram_head": ngrams.heads,
+        "ngram_dim": ngrams.row_width,
+        "ngram_tap": ngrams.ple_conv_kernel_size,
+    }
 
 
 def _mamba_heads(model: ModelSpec, mamba: Mamba, tp: int) -> dict[str, int]:
@@ -200,13 +219,19 @@ def learned_count(model: ModelSpec) -> int:
 @lru_cache(maxsize=256)
 def active_count(model: ModelSpec) -> int:
     """Number of parameters that a token meets, counted as `parameter_count` does: all but those of the experts that it
-    is not sent to. Of those that it is sent to, an even share has matrices."""
+    is not sent to, and of the rows of tables of n-grams that it does not have. Of the experts that it is sent to, an
+    even share has matrices."""
     if not model.is_moe:
         return parameter_count(model)
     by_dims = parameters_by_dims(model)
     of_experts = sum(count for dims, count in by_dims.items() if {"expert", "ffn"} <= {*dims})
     idle = model.num_candidates - model.num_experts_per_tok
-    return sum(by_dims.values()) - of_experts * idle // model.num_candidates
+    of_tables = sum(
+        count - ngrams.ple_embed_dim
+        for dims, count in by_dims.items()
+        if (ngrams := model.ngram_embedding) is not None and "ngram_part" in dims
+    )
+    return sum(by_dims.values()) - of_experts * idle // model.num_candidates - of_tables
 
 
 def parameters_by_dims(model: ModelSpec, learned_only: bool = False) -> dict[tuple[str, ...], int]:

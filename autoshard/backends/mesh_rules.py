@@ -141,6 +141,18 @@ def tp_divides_groups(problem: Problem, draft: Draft) -> str | None:
     )
 
 
+def tp_divides_streams(problem: Problem, draft: Draft) -> str | None:
+    """Ranks share the channels of the convolution behind embeddings of n-grams: numbers of a stream."""
+    model = problem.model
+    if model.ngram_embedding is None or model.hidden_size % draft.tp == 0:
+        return None
+    known = fitting(divisors(model.hidden_size), lambda tp: has_groups(problem.cluster, tp))
+    return (
+        f"tp={draft.tp} must divide hidden_size={model.hidden_size} of {model.name}, channels of its convolution over "
+        f"n-grams; degrees that fit here: {known}"
+    )
+
+
 def stages_hold_what_blocks_read(problem: Problem, draft: Draft) -> str | None:
     """A stage sends its successor the residual stream, not what else blocks read of the embedding and of each other."""
     if draft.pp == 1 or not problem.model.needs_one_stage:
@@ -313,6 +325,7 @@ TP_RULES = (
     Rule("tp cuts heads of two kinds of blocks across each other", heads_of_blocks_split_alike),
     Rule("tp does not divide the MLP", tp_divides_ffn),
     Rule("tp does not divide the groups of a state space", tp_divides_groups),
+    Rule("tp does not divide the channels of n-grams", tp_divides_streams),
 )
 """Read tp alone."""
 EXPERTS_SPLIT = Rule("the experts do not split over ep", experts_split)

@@ -193,11 +193,22 @@ def attention_is_not_compressed(problem: Problem, draft: Draft) -> str | None:
     )
 
 
+def ngrams_are_not_hashed(problem: Problem, draft: Draft) -> str | None:
+    """Nobody ran the 64-bit products and remainders there that rows of n-grams are told by."""
+    if problem.cluster.stack is None or problem.model.ngram_embedding is None:
+        return None
+    return (
+        f"{problem.model.name} has embeddings of n-grams: nobody ran their hashes of 64 bits with native PyTorch on "
+        "Neuron; plan for GPUs"
+    )
+
+
 _OF_STAGES, _INSTEAD = f"stack={WHOLE_STAGES}", "use stack=neuron-compiled"
 NATIVE_MESH_RULES = (
     Rule("experts without an all-to-all", experts_have_an_all_to_all),
     Rule("models that one graph a stage does not take", model_traces_whole),
     Rule("keys that an indexer chooses", keys_are_not_chosen),
+    Rule("rows of n-grams", ngrams_are_not_hashed),
     Rule("compressed attention", attention_is_not_compressed),
 )
 NATIVE_KERNEL_RULES = (

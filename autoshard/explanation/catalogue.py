@@ -17,7 +17,7 @@ from autoshard.spec.cluster import load_cluster
 from autoshard.spec.hardware_file import aliases, packaged_instances, plugin_files
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.model_types import FULL_ATTENTION, HYBRID, NONE
-from autoshard.units import TFLOPS, format_bytes, format_count
+from autoshard.units import TFLOPS, counted, format_bytes, format_count
 
 T = TypeVar("T", "KnownModel", "KnownInstance")
 
@@ -156,9 +156,10 @@ def _model(name: str) -> KnownModel:
 
 def _built_of(model: ModelSpec) -> list[str]:
     """How many blocks mix tokens by what and have keys of others, the experts, and what predicts more tokens."""
+    whole = FULL_ATTENTION if model.indexer is None else f"{FULL_ATTENTION} with an indexer"
     latent = "latent attention" if model.indexer is None else "latent attention with an indexer"
     names = {
-        FULL_ATTENTION: FULL_ATTENTION if model.latent_attention is None else latent,
+        FULL_ATTENTION: whole if model.latent_attention is None else latent,
         NONE: "MLP or experts alone",
         HYBRID: "full_attention beside mamba",
     }
@@ -170,6 +171,9 @@ def _built_of(model: ModelSpec) -> list[str]:
         words.append(f"{taking} with keys and values of another one")
     if model.hidden_size_per_layer_input is not None:
         words.append("an input of its own in each block")
+    if model.ngram_embedding is not None:
+        tables = sum(model.ngram_table_of(layer) is not None for layer in range(model.num_hidden_layers))
+        words.append(f"embeddings of n-grams in {counted(tables, 'block')}")
     if model.is_moe:
         some = model.num_sparse_layers < model.num_hidden_layers
         shared = " and a shared one" if model.shared_expert_intermediate_size else ""

@@ -19,6 +19,8 @@ UNWRITTEN = (
     *(
         "compressed_attention",
         "hyper_connections",
+        "gated_residual",
+        "ngram_embedding",
         "latent_attention",
         "router",
         "layer_types",

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from autoshard.backends.products import unrunnable
 from autoshard.backends.registry import BACKENDS
 from autoshard.spec.model import ModelSpec
-from autoshard.spec.model_types import BLOCK_SPARSE, OWN_INDEXER
+from autoshard.spec.model_types import BLOCK_SPARSE, FULL_ATTENTION, OWN_INDEXER
 from autoshard.spec.traced import LONGEST_TRACE
 from autoshard.spec.training import TrainingSpec
 
@@ -33,7 +33,9 @@ def input_notes(model: ModelSpec, training: TrainingSpec, backend: str) -> Itera
         told = "indexers are loaded, not learned; attention computes the scores of all keys, and MFU counts it alone"
         own = model.indexer_types.count(OWN_INDEXER)
         several = f", which {own} of {model.num_hidden_layers} blocks choose" if own else ""
-        yield f"{model.name}: a query sees {model.indexer.most_keys:,} keys at most{several}; {told}"
+        full = model.layer_types.count(FULL_ATTENTION) if model.latent_attention is None else 0
+        some = f"in {full} of {model.num_hidden_layers} blocks " if full else ""
+        yield f"{model.name}: {some}a query sees {model.indexer.most_keys:,} keys at most{several}; {told}"
     if (blocks := model.block_indexer) is not None:
         told = "indexers are loaded, not learned; attention computes the scores of all keys, and MFU counts it alone"
         some = f"in {model.layer_types.count(BLOCK_SPARSE)} of {model.num_hidden_layers} blocks"

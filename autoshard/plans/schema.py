@@ -38,12 +38,14 @@ from autoshard.spec.clamped_gate import ClampedGate
 from autoshard.spec.cluster import Cluster, Device, Domain, Link
 from autoshard.spec.compressed_attention import CompressedAttention
 from autoshard.spec.dropout import Dropout
+from autoshard.spec.gated_residual import GatedResidual
 from autoshard.spec.hyper_connections import HyperConnections
 from autoshard.spec.indexer import Indexer
 from autoshard.spec.latent_attention import LatentAttention
 from autoshard.spec.linear_attention import LightningAttention, LinearAttention, Mamba, ShortConv
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.multipliers import Multipliers
+from autoshard.spec.ngram_embedding import NgramEmbedding
 from autoshard.spec.prediction import MultiTokenPrediction
 from autoshard.spec.product_format import ProductFormat
 from autoshard.spec.rope import RopeScaling
@@ -58,6 +60,8 @@ TYPES = {
     "latent_attention": LatentAttention,
     "compressed_attention": CompressedAttention,
     "hyper_connections": HyperConnections,
+    "gated_residual": GatedResidual,
+    "ngram_embedding": NgramEmbedding,
     "indexer": Indexer,
     "block_indexer": BlockIndexer,
     "router": Router,

@@ -287,6 +287,10 @@ def _model(original: Plan, strategy: Strategy, vocab_size: int, more_heads: int)
         router=None
         if model.router is None
         else model.router.shrunk(held + (2 if model.zero_expert_num else 0), experts),
+        gated_residual=None if model.gated_residual is None else model.gated_residual.shrunk(HEAD_DIM),
+        ngram_embedding=None
+        if model.ngram_embedding is None
+        else model.ngram_embedding.shrunk(HEAD_DIM, strategy.tp, vocab_size),
         linear_attention=None if model.linear_attention is None else model.linear_attention.shrunk(strategy.tp),
         lightning_attention=None if model.lightning_attention is None else model.lightning_attention.shrunk(),
         mamba=None if model.mamba is None else model.mamba.shrunk(strategy.tp),

@@ -7,8 +7,10 @@ from typing import Annotated
 
 from autoshard.errors import AutoshardError
 from autoshard.files.codec import Absence, Count, Limit
-from autoshard.files.fields import check_flag, check_integer, check_negative
+from autoshard.files.fields import check_choice, check_flag, check_integer, check_negative
 
+SILU, SIGMOID = "silu", "sigmoid"
+OUTPUT_GATES = (SILU, SIGMOID)
 SMALL = 8
 """Numbers of a head, a state and a chunk where a model is made small."""
 
@@ -26,6 +28,8 @@ class LinearAttention:
         which states are multiplied may then have negative eigenvalues (OLMo Hybrid).
     kda_lower_bound: Logarithm of the least part that a token leaves of a channel, where each channel of a key fades by
         itself (Ling 3.0); below 0; absent: a token may leave as little as it likes.
+    output_gate_type: Function of the gate by which its output is multiplied behind a norm, silu or sigmoid, in families
+        that leave it to the config (Qwen4-Exp); absent in others.
 
     Raises AutoshardError for sizes that are no counts or do not divide.
     """
@@ -37,6 +41,7 @@ class LinearAttention:
     linear_conv_kernel_dim: Count
     linear_allow_neg_eigval: Annotated[bool, Absence.WRITTEN] = False
     kda_lower_bound: Annotated[float | None, Absence.WRITTEN, Limit(below=0)] = None
+    output_gate_type: Annotated[str | None, Absence.WRITTEN] = None
 
     def __post_init__(self) -> None:
         check_flag("linear_attention", "linear_allow_neg_eigval", self.linear_allow_neg_eigval)
@@ -44,6 +49,8 @@ class LinearAttention:
             check_integer("linear_attention", f"linear_{name}", getattr(self, f"linear_{name}"))
         if self.kda_lower_bound is not None:
             check_negative("linear_attention", "kda_lower_bound", self.kda_lower_bound)
+        if self.output_gate_type is not None:
+            check_choice("linear_attention", "output_gate_type", self.output_gate_type, OUTPUT_GATES)
         if self.linear_num_value_heads % self.linear_num_key_heads:
             raise AutoshardError(
                 f"linear_num_key_heads={self.linear_num_key_heads} of linear_attention must divide "

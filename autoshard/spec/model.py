@@ -19,6 +19,7 @@ from autoshard.spec.chunked_attention import ChunkedAttention
 from autoshard.spec.clamped_gate import ClampedGate
 from autoshard.spec.compressed_attention import CompressedAttention
 from autoshard.spec.dropout import NO_DROPOUT, Dropout
+from autoshard.spec.gated_residual import GatedResidual
 from autoshard.spec.hyper_connections import HyperConnections
 from autoshard.spec.indexer import Indexer
 from autoshard.spec.latent_attention import LatentAttention
@@ -44,15 +45,17 @@ from autoshard.spec.model_types import (
     SPARSE,
     XIELU,
     Family,
+    ngram_table,
 )
 from autoshard.spec.multipliers import Multipliers
+from autoshard.spec.ngram_embedding import NgramEmbedding
 from autoshard.spec.prediction import MultiTokenPrediction
 from autoshard.spec.rope import RopeScaling
 from autoshard.spec.router import Router
 from autoshard.spec.traced import TracedGraph
 from autoshard.spec.weighted_residual import WeightedResidual
 
-KIND_FIELDS = ("layer_types", "mlp_layer_types", "position_types", "gate_types", "indexer_types")
+KIND_FIELDS = ("layer_types", "mlp_layer_types", "position_types", "gate_types", "indexer_types", "ngram_types")
 """Fields with a word for each block: blocks of the same words are of one kind, and are built and priced alike."""
 
 
@@ -105,6 +108,8 @@ class ModelSpec:
         experts' in all blocks, if there is a clamped_gate.
     indexer_types: Of each block, full (an indexer of its own) | shared (it sees the keys that the last block before it
         with an indexer chose); absent where all have their own, if there is an indexer.
+    ngram_types: Of each block, table0, table1, ... (it adds what is made of rows of that table of ngram_embedding) |
+        none; absent without such tables.
     linear_attention: Sizes of the blocks that are linear_attention in layer_types; absent without such blocks.
     lightning_attention: Sizes of the blocks that are lightning_attention in layer_types; absent without such blocks.
     mamba: Sizes of the blocks that are mamba or hybrid in layer_types; absent without such blocks.
@@ -117,8 +122,12 @@ class ModelSpec:
     latent_attention: Widths of multi-head latent attention; absent where a block has none.
     compressed_attention: Sizes of attention to a window and to compressed pieces of the sequence; absent where blocks
         have another one.
-    hyper_connections: The streams of the residual; absent where there is one.
-    indexer: Sizes of what chooses the keys that a query of latent attention sees; absent where it sees all before it.
+    hyper_connections: The streams of the residual; absent where there is one, and with gated_residual.
+    gated_residual: The streams of a residual each number of which is weighed before a part of a block reads it; absent
+        where there is one, and with hyper_connections.
+    ngram_embedding: Tables of n-grams, of the blocks that have one by ngram_types; absent without such blocks.
+    indexer: Sizes of what chooses the keys that a query sees, of latent attention or in the blocks that are
+        full_attention in layer_types; absent where it sees all before it.
     block_indexer: Sizes of what chooses the blocks of keys that queries see in the blocks that are
         block_sparse_attention in layer_types; absent without such blocks.
     use_qk_norm: Whether each head's query and key have a norm, an RMSNorm (glm4_moe) or a LayerNorm with weights of the
@@ -192,6 +201,7 @@ class ModelSpec:
     position_types: Annotated[tuple[str, ...], Absence.WRITTEN, Limit(most_items=MOST_REPEATED)] = ()
     gate_types: Annotated[tuple[str, ...], Absence.WRITTEN, Limit(most_items=MOST_REPEATED)] = ()
     indexer_types: Annotated[tuple[str, ...], Absence.WRITTEN, Limit(most_items=MOST_REPEATED)] = ()
+    ngram_types: Annotated[tuple[str, ...], Absence.WRITTEN, Limit(most_items=MOST_REPEATED)] = ()
     linear_attention: Annotated[LinearAttention | None, Absence.WRITTEN] = None
     lightning_attention: Annotated[LightningAttention | None, Absence.WRITTEN] = None
     mamba: Annotated[Mamba | None, Absence.WRITTEN] = None
@@ -203,6 +213,8 @@ class ModelSpec:
     latent_attention: Annotated[LatentAttention | None, Absence.WRITTEN] = None
     compressed_attention: Annotated[CompressedAttention | None, Absence.WRITTEN] = None
     hyper_connections: Annotated[HyperConnections | None, Absence.WRITTEN] = None
+    gated_residual: Annotated[GatedResidual | None, Absence.WRITTEN] = None
+    ngram_embedding: Annotated[NgramEmbedding | None, Absence.WRITTEN] = None
     indexer: Annotated[Indexer | None, Absence.WRITTEN] = None
     block_indexer: Annotated[BlockIndexer | None, Absence.WRITTEN] = None
     use_qk_norm: Annotated[bool, Absence.WRITTEN] = False
@@ -415,7 +427,14 @@ class ModelSpec:
     @property
     def num_streams(self) -> int:
         """Streams of the residual, each as wide as hidden_size."""
+        if self.gated_residual is not None:
+            return self.gated_residual.hc_count
         return 1 if self.hyper_connections is None else self.hyper_connections.hc_mult
+
+    def ngram_table_of(self, layer: int) -> int | None:
+        """The number of the table of n-grams of which a block adds rows to the residual, from 0 on; None where it adds
+        none."""
+        return ngram_table(self.ngram_types[layer]) if self.ngram_types else None
 
     @property
     def inner_sizes(self) -> dict[str, int]:

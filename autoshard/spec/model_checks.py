@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from autoshard.errors import AutoshardError
-from autoshard.files.fields import check_choice, check_flag, check_integer, check_positive, show
+from autoshard.files.fields import check_choice, check_flag, check_integer, check_positive, is_count, show
 from autoshard.spec.attention_heads import GlobalAttention
 from autoshard.spec.attention_scores import AttentionScores
 from autoshard.spec.block_indexer import BlockIndexer
@@ -15,6 +15,7 @@ from autoshard.spec.chunked_attention import ChunkedAttention
 from autoshard.spec.clamped_gate import ClampedGate
 from autoshard.spec.compressed_attention import CompressedAttention
 from autoshard.spec.dropout import Dropout
+from autoshard.spec.gated_residual import GatedResidual
 from autoshard.spec.hyper_connections import HyperConnections
 from autoshard.spec.indexer import Indexer
 from autoshard.spec.latent_attention import LatentAttention
@@ -35,6 +36,7 @@ from autoshard.spec.model_types import (
     LONGEST_NAME,
     MLP_LAYER_TYPES,
     MOST_REPEATED,
+    NGRAM_TABLE,
     NONE,
     NOPE,
     OWN_INDEXER,
@@ -45,9 +47,12 @@ from autoshard.spec.model_types import (
     SLIDING_ATTENTION,
     SPARSE,
     TRACED,
+    ngram_table,
+    ngram_word,
     with_trait,
 )
 from autoshard.spec.multipliers import Multipliers
+from autoshard.spec.ngram_embedding import NgramEmbedding
 from autoshard.spec.prediction import MultiTokenPrediction
 from autoshard.spec.rope import RopeScaling
 from autoshard.spec.router import Router
@@ -63,6 +68,7 @@ def check_model(model: ModelSpec) -> None:
     """Raises AutoshardError with the first thing that is wrong with a model."""
     _check_fields(model)
     _check_needed(model, "hyper_connections", HyperConnections, "an hc_mult")
+    _check_needed(model, "gated_residual", GatedResidual, "an hc_count")
     _check_needed(model, "weighted_residual", WeightedResidual, "factors")
     _check_compressed_attention(model)
     _check_attention(model)
@@ -79,6 +85,7 @@ def check_model(model: ModelSpec) -> None:
     _check_branch_norms(model)
     _check_gates(model)
     _check_own_inputs(model)
+    _check_ngrams(model)
     _check_prediction(model)
     _check_graph(model)
 
@@ -259,6 +266,9 @@ def _check_indexer(model: ModelSpec) -> None:
     """An indexer exactly where the model_type has it, with heads that positions turn, of what its queries are made
     of."""
     indexer, latent, of = model.indexer, model.latent_attention, model.name
+    if "indexer" in model.family.may_have:
+        _check_pooled_keys(model)
+        return
     _check_needed(model, "indexer", Indexer, "an index_topk")
     if indexer is None or latent is None:
         return
@@ -273,6 +283,37 @@ def _check_indexer(model: ModelSpec) -> None:
         raise AutoshardError(
             f"index_head_dim={indexer.index_head_dim} of {of} must be at least qk_rope_head_dim="
             f"{latent.qk_rope_head_dim}, the numbers that positions turn"
+        )
+    _check_kept_probabilities(model)
+
+
+def _check_pooled_keys(model: ModelSpec) -> None:
+    """An indexer of pools in blocks with full attention, whose heads positions turn."""
+    indexer, of = model.indexer, model.name
+    if not isinstance(indexer, (Indexer, type(None))):
+        raise AutoshardError(f"indexer={show(indexer)} of {of} must be an object with an index_topk")
+    if indexer is None:
+        return
+    if isinstance(model.layer_types, tuple) and model.layer_types and FULL_ATTENTION not in model.layer_types:
+        raise AutoshardError(f"indexer of {of} must be absent: no block is {FULL_ATTENTION} in layer_types")
+    if indexer.index_kpool is None:
+        raise AutoshardError(
+            f"index_kpool=null of {of} must be a number of tokens: indexers of model_type={model.model_type} choose "
+            "pools"
+        )
+    if indexer.index_head_dim < model.rotary_dim:
+        raise AutoshardError(
+            f"index_head_dim={indexer.index_head_dim} of {of} must be at least {model.rotary_dim}, the numbers of a "
+            "head that positions turn"
+        )
+    for field, wrong in (("turns_end", True), ("indexer_rope_interleave", True)):
+        if getattr(indexer, field) is wrong:
+            raise AutoshardError(
+                f"{field}={wrong} of {of} is not supported with indexers of model_type={model.model_type}; False is"
+            )
+    if indexer.key_norm_eps != model.norm_eps:
+        raise AutoshardError(
+            f"key_norm_eps={indexer.key_norm_eps:g} of {of} must be norm_eps={model.norm_eps:g}, as of other norms"
         )
     _check_kept_probabilities(model)
 
@@ -401,6 +442,7 @@ def _check_kinds(model: ModelSpec) -> None:
         "position_types": POSITION_TYPES,
         "gate_types": GATE_TYPES,
         "indexer_types": INDEXER_TYPES,
+        "ngram_types": _ngram_words(model),
     }
     for field, known in words.items():
         types = getattr(model, field)
@@ -576,6 +618,39 @@ def _check_own_inputs(model: ModelSpec) -> None:
             f"{model.model_type} see the residual stream alone; those of {with_trait('hidden_size_per_layer_input')} "
             "may have an input of their own"
         )
+
+
+def _check_ngrams(model: ModelSpec) -> None:
+    """Tables of n-grams only where the model_type can have them, and which block has which."""
+    ngrams, of = model.ngram_embedding, model.name
+    if not isinstance(ngrams, (NgramEmbedding, type(None))):
+        raise AutoshardError(f"ngram_embedding={show(ngrams)} of {of} must be an object with an ngram_size")
+    if ngrams is not None and "ngram_embedding" not in model.family.may_have:
+        raise AutoshardError(
+            f"ngram_embedding of {of} must be absent: no block of model_type={model.model_type} has a table of "
+            f"n-grams; those of {with_trait('ngram_embedding')} may"
+        )
+    if (ngrams is not None) != bool(model.ngram_types):
+        raise AutoshardError(
+            f"ngram_types of {of} must say which table of ngram_embedding each block has, and both must be absent "
+            "without tables"
+        )
+    if ngrams is None:
+        return
+    if ngrams.eos_token_id >= model.vocab_size:
+        raise AutoshardError(f"eos_token_id={ngrams.eos_token_id} of {of} must be below vocab_size={model.vocab_size}")
+    for word in {*model.ngram_types} - {NONE}:
+        table = ngram_table(word)
+        assert table is not None, word
+        ngrams.part_rows(table, model.vocab_size)
+
+
+def _ngram_words(model: ModelSpec) -> tuple[str, ...]:
+    """The words that ngram_types may have, of tables the first one and those that it names."""
+    said = model.ngram_types if isinstance(model.ngram_types, tuple) else ()
+    numbers = (word.removeprefix(NGRAM_TABLE) for word in said if isinstance(word, str))
+    tables = {int(number) for number in numbers if is_count(number)} | {0}
+    return NONE, *(ngram_word(table) for table in sorted(tables) if table < MOST_REPEATED)
 
 
 def _mixers(model: ModelSpec) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ EACH_HEAD, ALL_HEADS, EACH_NUMBER = "each_head", "all_heads", "each_number"
 NEEDED_FIELDS = (
     *("latent_attention", "indexer", "chunked_attention", "branch_multipliers"),
     *("compressed_attention", "hyper_connections", "branch_norms", "moe_latent_size"),
-    "weighted_residual",
+    *("weighted_residual", "gated_residual"),
 )
 OPTIONAL_FIELDS = (
     "multi_token_prediction",
@@ -37,6 +37,8 @@ OPTIONAL_FIELDS = (
     "indexer_types",
     "zero_expert_num",
     "block_indexer",
+    "indexer",
+    "ngram_embedding",
     "hidden_size_per_layer_input",
     "num_kv_shared_layers",
     "kv_source_layers",
@@ -450,6 +452,15 @@ _BUILT_IN = {
         may_have=("indexer_types", "kv_source_layers"),
     ),
     "minimax": Family("minimax", experts=_MIXTURE, needs=("weighted_residual",)),
+    "qwen4_exp_text": Family(
+        "qwen4_exp",
+        experts=_SHARED,
+        has_unit_offset=True,
+        qk_norm=EACH_HEAD,
+        gates_attention=EACH_NUMBER,
+        needs=("gated_residual",),
+        may_have=("indexer", "ngram_embedding"),
+    ),
     TRACED: Family("traced", is_published=False, activations=(TRACED,), experts=_MIXTURE, has_optional_experts=True),
 }
 FAMILIES = Table[Family]("models", lambda value: isinstance(value, Family), "a Family", _BUILT_IN)
@@ -499,3 +510,15 @@ GATE_TYPES = (FREE, ROUTED, SHARED, BOTH)
 OWN_INDEXER, SHARED_INDEXER = "full", "shared"
 INDEXER_TYPES = (OWN_INDEXER, SHARED_INDEXER)
 """Words of indexer_types: whether a block chooses keys, or sees those that the last one before it that does chose."""
+NGRAM_TABLE = "table"
+"""What a word of ngram_types begins with, before the number of the table."""
+
+
+def ngram_word(table: int) -> str:
+    """The word of ngram_types for a block with the table of n-grams of this number, from 0 on."""
+    return f"{NGRAM_TABLE}{table}"
+
+
+def ngram_table(word: str) -> int | None:
+    """The number of a table of n-grams by its word of ngram_types; None for none."""
+    return None if word == NONE else int(word.removeprefix(NGRAM_TABLE))

@@ -16,10 +16,10 @@ def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) ->
 
 def mlp(b: GraphBuilder, model: ModelSpec, x: str, layer: int) -> str:
     """Append what `mixed_mlp` does, with an expert that every token goes to as far as a gate of its own says."""
-    return mixed_mlp(b, model, x, layer, "shared_expert", _shared_expert)
+    return mixed_mlp(b, model, x, layer, "shared_expert", shared_expert)
 
 
-def _shared_expert(b: GraphBuilder, model: ModelSpec, h: str, name: str, ffn: str) -> str:
+def shared_expert(b: GraphBuilder, model: ModelSpec, h: str, name: str, ffn: str) -> str:
     """Append sigmoid(h . gate) * mlp(h), where the gate is one number for each token, and return its output."""
     out = gated_mlp(b, model, h, name, ffn)
     weight = b.parameter(f"{name}_gate.weight", "embed")

@@ -8,7 +8,7 @@ from autoshard.graph.ir import GraphBuilder
 from autoshard.models.llama.graph import HIDDEN, attention, embedding, head, linear, mlp, normed_mixer
 from autoshard.models.qwen.graph import mlp as experts
 from autoshard.spec.model import ModelSpec
-from autoshard.spec.model_types import LINEAR_ATTENTION
+from autoshard.spec.model_types import LINEAR_ATTENTION, SIGMOID
 
 __all__ = ["block", "embedding", "head"]
 
@@ -34,8 +34,8 @@ def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) ->
 
 def linear_attention(b: GraphBuilder, model: ModelSpec, h: str, name: str, norm_eps: float | None = None) -> str:
     """Append projections, causal convolutions of queries, keys and values, the gated delta rule, and a norm of each
-    head that is multiplied by the silu of a gate; returns the output projection's output. norm_eps: of that norm; None:
-    as of the others."""
+    head that is multiplied by a function of a gate; returns the output projection's output. norm_eps: of that norm;
+    None: as of the others."""
     b.module = "attention"
     q, k, v, z, beta, a = (
         linear(b, f"{name}.{part}", h, f"{HIDDEN}, {dims} embed -> batch seq {dims}", False)
@@ -45,7 +45,11 @@ def linear_attention(b: GraphBuilder, model: ModelSpec, h: str, name: str, norm_
     b.module = "core_attention"
     a_log, dt_bias = (b.parameter(f"{name}.{part}", "linear_key_head linear_group") for part in ("A_log", "dt_bias"))
     normal = normed_delta_rule(b, model, name, (q, k, v, beta, a, a_log, dt_bias), "norm", norm_eps)
-    gated = b.elementwise("silu_mul", f"{name}.gated", z, normal)
+    assert model.linear_attention is not None, model.name
+    if model.linear_attention.output_gate_type == SIGMOID:
+        gated = b.elementwise("sigmoid_mul", f"{name}.gated", normal, z)
+    else:
+        gated = b.elementwise("silu_mul", f"{name}.gated", z, normal)
     return linear(b, f"{name}.out_proj", gated, f"batch seq {VALUES}, embed {VALUES} -> batch seq embed", False)
 
 

@@ -27,9 +27,9 @@ PER_KEY_HEAD = ("qwen3_next",)
 def block(model: ModelSpec, layer: int) -> Iterator[Part]:
     prefix = f"model.layers.{layer}"
     if model.mixer_of(layer) == LINEAR_ATTENTION:
-        yield from _linear_attention(model, f"{prefix}.linear_attn")
+        yield from linear_attention(model, f"{prefix}.linear_attn")
     else:
-        yield from _gated_attention(f"{prefix}.self_attn")
+        yield from gated_attention(f"{prefix}.self_attn")
     yield from norms(model, f"{prefix}.input_layernorm", f"{prefix}.post_attention_layernorm")
     if model.is_moe:
         yield from mlp(model, layer)
@@ -42,7 +42,7 @@ def fused_block(model: ModelSpec, layer: int) -> Iterator[Part]:
     yield from with_fused_experts(model, layer, block(model, layer))
 
 
-def _gated_attention(name: str) -> Iterator[Part]:
+def gated_attention(name: str) -> Iterator[Part]:
     for index, part in enumerate(("q_proj", "gate_proj")):
         yield Part(f"{name}.q_proj.weight", "(kvhead group part headdim) embed", f"{name}.{part}.weight", index, 2)
     yield Part.same(f"{name}.k_proj.weight", "(kvhead headdim) embed")
@@ -52,7 +52,7 @@ def _gated_attention(name: str) -> Iterator[Part]:
     yield Part.same(f"{name}.k_norm.weight", "headdim")
 
 
-def _linear_attention(model: ModelSpec, name: str) -> Iterator[Part]:
+def linear_attention(model: ModelSpec, name: str) -> Iterator[Part]:
     linear = model.linear_attention
     assert linear is not None, model.name
     key, value = linear.linear_key_head_dim, linear.values_per_key * linear.linear_value_head_dim

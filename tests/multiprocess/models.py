@@ -11,12 +11,14 @@ from autoshard.spec.chunked_attention import ChunkedAttention
 from autoshard.spec.clamped_gate import ClampedGate
 from autoshard.spec.compressed_attention import CompressedAttention
 from autoshard.spec.dropout import Dropout
+from autoshard.spec.gated_residual import GatedResidual
 from autoshard.spec.hyper_connections import HyperConnections
 from autoshard.spec.indexer import Indexer
 from autoshard.spec.latent_attention import LatentAttention
 from autoshard.spec.linear_attention import LightningAttention, LinearAttention, Mamba, ShortConv
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.multipliers import Multipliers
+from autoshard.spec.ngram_embedding import NgramEmbedding
 from autoshard.spec.prediction import MultiTokenPrediction
 from autoshard.spec.rope import RopeScaling
 from autoshard.spec.router import Router
@@ -794,6 +796,33 @@ MODELS["minimax m3 of 6 heads"] = replace(
     mlp_layer_types=(),
     dense_intermediate_size=0,
     block_indexer=BlockIndexer(8, 3, 3, index_local_blocks=2),
+)
+MODELS["qwen4 exp"] = replace(
+    LLAMA,
+    model_type="qwen4_exp_text",
+    partial_rotary_factor=0.5,
+    num_local_experts=8,
+    num_experts_per_tok=3,
+    shared_expert_intermediate_size=48,
+    layer_types=("linear_attention", "full_attention", "linear_attention", "full_attention"),
+    linear_attention=LinearAttention(4, 8, 8, 12, 4, output_gate_type="sigmoid"),
+    gated_residual=GatedResidual(3, 20),
+    indexer=Indexer(4, 12, 4, index_kpool=2, key_norm_eps=LLAMA.norm_eps),
+    ngram_embedding=NgramEmbedding(3, 2, 24, 3, 40, 8, 1234, 4, 5),
+    ngram_types=("table0", "none", "table1", "none"),
+)
+# 6 heads, 2 of keys, a table in 3 parts: tp=2 and tp=4 pad; no indexer
+MODELS["qwen4 exp of 6 heads"] = replace(
+    MODELS["qwen4 exp"],
+    num_attention_heads=6,
+    num_key_value_heads=2,
+    tie_word_embeddings=True,
+    norm_topk_prob=False,
+    linear_attention=LinearAttention(3, 6, 8, 8, 3, output_gate_type="silu"),
+    gated_residual=GatedResidual(2, 8),
+    indexer=None,
+    ngram_embedding=NgramEmbedding(2, 2, 16, 4, 20, 6, 7, 3, 5),
+    ngram_types=("none", "none", "table0", "none"),
 )
 MODELS["muse glimmer"] = replace(
     LLAMA,

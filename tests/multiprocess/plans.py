@@ -1268,6 +1268,33 @@ CASES[4] |= {
     "minimax text, whole experts over tp and dp": ("minimax text", strategy(tp=2, dp=2, ep=4, etp=1), 2),
 }
 
+CASES[2] |= {
+    "qwen4 exp, tp": ("qwen4 exp", strategy(tp=2, recompute="attention_norm+core_attention"), 2),
+    "qwen4 exp, tp, padded, no sequence parallel, plain": (
+        "qwen4 exp of 6 heads",
+        strategy(tp=2, sp=False, kernel="plain"),
+        2,
+    ),
+    "qwen4 exp, pp, uneven, zero bubble": (
+        "qwen4 exp",
+        strategy(pp=2, layers=(1, 3), schedule="zero_bubble", recompute=("attention", "residual+mlp")),
+        3,
+    ),
+    "qwen4 exp, pp, interleaved, tied": ("qwen4 exp of 6 heads", strategy(pp=2, vpp=2), 2),
+    "qwen4 exp, dp, ep, ZeRO-2": ("qwen4 exp", strategy(dp=2, ep=2, zero=2, mbs=2), 2),
+    "qwen4 exp, dp, ZeRO-3": ("qwen4 exp of 6 heads", strategy(dp=2, zero=3, mbs=2, recompute="full"), 2),
+    "qwen4 exp, cp, ep over cp": ("qwen4 exp", strategy(cp=2, ep=2, recompute="full"), 2),
+    "qwen4 exp, zigzag ring": ("qwen4 exp of 6 heads", strategy(cp=2, ep=2, attention="zigzag_ring"), 2),
+    "packed documents, qwen4 exp, ulysses": ("qwen4 exp of 6 heads", strategy(cp=2, ep=2, attention="ulysses"), 2),
+}
+CASES[4] |= {
+    "qwen4 exp, padded heads": ("qwen4 exp of 6 heads", strategy(tp=4, recompute="residual+mlp_norm"), 2),
+    "qwen4 exp, tp x pp": ("qwen4 exp", strategy(tp=2, pp=2, layers=(3, 1), recompute="full"), 3),
+    "qwen4 exp, tp x cp": ("qwen4 exp", strategy(tp=2, cp=2, ep=2, recompute="mlp"), 2),
+    "qwen4 exp, ep x tp": ("qwen4 exp", strategy(tp=2, dp=2, ep=2, sp=False), 2),
+    "qwen4 exp, whole experts over tp and dp": ("qwen4 exp", strategy(tp=2, dp=2, ep=4, etp=1), 2),
+}
+
 MOST_OF_A_FAMILY, MOST_OF_A_LAYOUT = 1, 1
 """How many layouts of each of LATER_FAMILIES are tried, and how many families with the same layout where there are more
 than two ranks: the first ones. With two ranks a family is tried that no more ranks try and that has an operator of a
@@ -1306,6 +1333,7 @@ LATER_FAMILIES = (
         "minicpm3",
         "mistral_large4_text",
         "minimax",
+        "qwen4_exp_text",
     ),
 )
 FURTHER = {

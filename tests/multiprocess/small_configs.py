@@ -1671,3 +1671,49 @@ CONFIGS["muse spark, blocks without experts, no windows"] = {
     "output_multiplier": 0.5,
     "rope_parameters": YARN,
 }
+QWEN4 = {
+    **MIXTURE,
+    **LINEAR,
+    "model_type": "qwen4_exp_text",
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "full_attention"] * 2,
+    "hc_count": 3,
+    "hc_lowrank": 20,
+    "indexer_n_heads": 6,
+    "indexer_kv_heads": 1,
+    "indexer_head_dim": 12,
+    "indexer_budget": 8,
+    "indexer_compress_ratio": 4,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+    "output_gate_type": "sigmoid",
+    "pad_token_id": None,
+    "eos_token_id": 7,
+}
+NGRAMS = {
+    "ple_embed_dim": 48,
+    "ple_conv_kernel_size": 3,
+    "ngram_size": 3,
+    "heads_per_ngram": 4,
+    "ngram_vocab_size_base": 50,
+    "make_ngram_vocab_size_divisible_by": 12,
+    "split_ngram_parts": 4,
+    "vocab_size": 40,
+}
+CONFIGS["qwen4 exp"] = {**QWEN4, **NGRAMS, "ple_layer_ids": [1, 3]}
+CONFIGS["qwen4 exp, no n-grams, tied"] = {
+    **QWEN4,
+    "indexer_budget": 6,
+    "indexer_compress_ratio": 3,
+    "output_gate_type": "silu",
+    "norm_topk_prob": False,
+    "tie_word_embeddings": True,
+}
+CONFIGS["qwen4 exp, 2-grams, all keys chosen"] = {
+    **QWEN4,
+    **NGRAMS,
+    "layer_types": ["full_attention", *["linear_attention"] * 3],
+    "indexer_budget": 24,
+    "ngram_size": 2,
+    "ple_layer_ids": [2],
+    "eos_token_id": [3, 7],
+}

@@ -41,6 +41,7 @@ CHOSEN = (
     "muse glimmer",
     "muse spark",
     "mistral large 4, shared keys and choices",
+    "qwen4 exp",
 )
 """What is special in a config, keys without which transformers builds no model, and names that are not Llama's."""
 

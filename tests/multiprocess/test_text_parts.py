@@ -42,6 +42,7 @@ WHOLES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"model_type": "qwen3_omni_moe_text"},
         {**QWEN, "deepstack_visual_indexes": [0]},
     ),
+    "qwen4_exp": ("qwen4 exp", {"rope_parameters": {**HALF, "mrope_section": [2, 1, 1]}}, QWEN),
     "step3p7": ("step", {}, {**SMALL, **PIXELS}),
     "glm5_next": ("glm 5.3", {}, {**QWEN, **PIXELS, "projection_intermediate_size": 16}),
     "minimax_m3_vl": ("minimax m3", {}, {**SMALL, **PIXELS, "temporal_patch_size": 1}),

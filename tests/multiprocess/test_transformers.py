@@ -31,8 +31,12 @@ from tests.multiprocess.transformers_models import (
 from tests.multiprocess.whole_module import whole_module
 from tests.whole_weights import from_checkpoint, to_checkpoint
 
-CONSTANTS = ("slope_rate", "query_decay", "key_decay", "diagonal_decay")
-"""Tensors that transformers saves with lightning attention, and makes itself where it does not find them."""
+CONSTANTS = (
+    *("slope_rate", "query_decay", "key_decay", "diagonal_decay"),
+    *("layer_multipliers", "ngram_heads_vocab_sizes", "ngram_heads_offsets"),
+)
+"""Tensors that transformers saves with lightning attention and tables of n-grams, and makes itself where it does not
+find them."""
 
 
 class Published:

@@ -986,7 +986,7 @@ STEP_WINDOWS = {"layer_types": ["full_attention", *["sliding_attention"] * 3], "
                 "num_experts=8 of m is not a key of model_type=qwen3_5_text, which would be another model without it; "
                 "qwen2_moe or qwen3_moe or qwen3_next or olmoe or flex_olmo or qwen3_5_moe_text or exaone_moe or "
                 "kolibri1 or hy_v3 or afmoe or gemma4_text or hunyuan_v1_moe or lfm2_moe or kimi_linear or "
-                "bailing_hybrid or mellum or laguna has it"
+                "bailing_hybrid or mellum or laguna or qwen4_exp_text has it"
             ),
         ),
         (

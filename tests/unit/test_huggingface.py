@@ -174,6 +174,8 @@ def parameters(model: ModelSpec) -> int:
         mixers = sum(count * hidden * (2 * model.head_dim + 1) for count in counts)
         mixers += layers * (2 * hidden * keys + 2 * model.head_dim)
         return vocabulary + mixers + layers * 2 * hidden + mlp_parameters(model) + hidden
+    if model.model_type == "qwen4_exp_text":
+        return vocabulary + qwen4_parameters(model, attention)
     if model.model_type == "minimax_m3_vl_text":  # norms of a head, dense blocks
         mixers = layers * (attention + 2 * model.head_dim)
         return vocabulary + mixers + layers * 2 * hidden + mlp_parameters(model) + hidden
@@ -269,6 +271,21 @@ def parameters(model: ModelSpec) -> int:
     recurrent = sum(word in ("linear_attention", "lightning_attention", "mamba") for word in model.layer_types)
     mixers = (layers - recurrent) * attention + recurrent * recurrence(model)
     return vocabulary + mixers + layers * (mixture + 2 * hidden) + hidden
+
+
+def qwen4_parameters(model: ModelSpec, attention: int) -> int:
+    """Parameters of Qwen4-Exp that are learned, without both tables of tokens. attention: of a block's four
+    matrices."""
+    gated, hidden = model.gated_residual, model.hidden_size
+    assert gated is not None
+    wide = gated.hc_count * hidden
+    reads = wide * (2 * gated.hc_lowrank + 1)  # two matrices and a norm
+    full, linear = (model.layer_types.count(word) for word in ("full_attention", "linear_attention"))
+    attention += hidden * model.num_attention_heads * model.head_dim + 2 * model.head_dim  # a gate; norms of a head
+    experts = 3 * hidden * (model.num_local_experts * model.intermediate_size + model.shared_expert_intermediate_size)
+    block = experts + hidden * (model.num_local_experts + 1) + 2 * (reads + gated.hc_count * wide)
+    table = 320_001_536 * 160 + 2560 * (wide + hidden) + (3 + 4) * wide  # norms, taps
+    return full * attention + linear * recurrence(model) + model.num_hidden_layers * block + reads + table
 
 
 def one_branch(model: ModelSpec, layer: int) -> int:
@@ -484,6 +501,7 @@ def recurrence(model: ModelSpec) -> int:
         ("olmo3-32b", 32_233_522_176),
         ("minimax-m2", 228_689_748_992),
         ("minimax-text-01", 456_089_655_296),
+        ("qwen3.8-flash-next", 176_924_235_648),
         ("qwen3.5-27b", 26_895_998_464),
         ("qwen3.5-35b-a3b", 34_660_610_688),
         ("qwen3.5-397b-a17b", 396_346_350_336),

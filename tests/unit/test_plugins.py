@@ -289,7 +289,7 @@ def test_a_family_has_the_traits_of_those_that_are_built_in(tmp_path: Path, monk
             (
                 "needs='router' of family bad must be one of: latent_attention, indexer, chunked_attention, "
                 "branch_multipliers, compressed_attention, hyper_connections, branch_norms, moe_latent_size, "
-                "weighted_residual"
+                "weighted_residual, gated_residual"
             ),
         ),
         (
@@ -297,8 +297,8 @@ def test_a_family_has_the_traits_of_those_that_are_built_in(tmp_path: Path, monk
             (
                 "may_have='mtp' of family bad must be one of: multi_token_prediction, use_parallel_residual, "
                 "use_qk_norm, use_rms_norm, averages_shared_expert, moe_latent_size, clamped_gate, global_attention, "
-                "v_head_dim, indexer_types, zero_expert_num, block_indexer, hidden_size_per_layer_input, "
-                "num_kv_shared_layers, kv_source_layers"
+                "v_head_dim, indexer_types, zero_expert_num, block_indexer, indexer, ngram_embedding, "
+                "hidden_size_per_layer_input, num_kv_shared_layers, kv_source_layers"
             ),
         ),
     ],
@@ -399,9 +399,9 @@ def test_blocks_that_differ_unsaid_are_refused(first: int, tmp_path: Path, monke
     code = f"return x if layer < {first} else added(b, name, x)"
     model = mistaken_model(f"from_{first}", code, tmp_path, monkeypatch)
     said = (
-        f"blocks 0 and {first} of m are of one kind by layer_types, mlp_layer_types, position_types, gate_types and "
-        f"indexer_types, but family mistaken_from_{first} (mistaken-from_{first} 1.0) builds different ones; one of "
-        "these fields must tell them apart"
+        f"blocks 0 and {first} of m are of one kind by layer_types, mlp_layer_types, position_types, gate_types, "
+        f"indexer_types and ngram_types, but family mistaken_from_{first} (mistaken-from_{first} 1.0) builds different "
+        "ones; one of these fields must tell them apart"
     )
     known = autoshard.plan({**TINY, "model_type": "llama", "_name_or_path": "m"}, nodes=1, global_batch=64)
     for use in (

@@ -37,6 +37,21 @@ def without_own_tables(model: ModelSpec) -> int:
     )
 
 
+def without_ngrams(model: ModelSpec) -> int:
+    """All but the tables of n-grams."""
+    return parameter_count(model) - ngrams(model)
+
+
+def ngrams(model: ModelSpec) -> int:
+    """The tables of n-grams."""
+    return sum(count for dims, count in parameters_by_dims(model).items() if "ngram_part" in dims)
+
+
+def met_blocks(model: ModelSpec) -> int:
+    """What a token meets without both tables of tokens; of tables of n-grams its rows."""
+    return active_count(model) - tables(model)
+
+
 def with_prediction(model: ModelSpec) -> int:
     """All but the tables, with the module for multi-token prediction."""
     return without_tables(replace(model, multi_token_prediction=MultiTokenPrediction()))
@@ -236,6 +251,9 @@ PUBLISHED: tuple[tuple[str, Callable[[ModelSpec], int], str, str], ...] = (
     ("granite-swash-3b-a600m", active, "0.598e9", "the same"),
     ("granite-4.0-h-small", parameter_count, "32e9", "model card"),
     ("granite-4.0-h-small", active, "9e9", "model card"),
+    ("qwen3.8-flash-next", without_ngrams, "125e9", "a list of deployments in another project"),
+    ("qwen3.8-flash-next", ngrams, "51e9", "the same"),
+    ("qwen3.8-flash-next", met_blocks, "6e9", "the same"),
 )
 """Model, what is counted, the number with the digits that were published, who says so."""
 

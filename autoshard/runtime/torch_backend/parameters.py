@@ -96,6 +96,8 @@ def _initial(model: ModelSpec, name: str) -> str:
         return "ones"
     if name.endswith(".tid2eid"):
         return "table"
+    if name.endswith(".ple.conv1d.weight"):  # as transformers begins with
+        return "zeros"
     if name.endswith((".bias", "_bias", "_compress_ape", *_OF_STREAMS[2:])):
         return "zeros"
     if name.endswith(".A_log"):

@@ -52,7 +52,7 @@ def check_step(
 def _exact(plan: Plan) -> Precision:
     """The precision of a step that is compared: FP32; FP64 where the residual has several streams, since gradients of
     what weighs these nearly cancel, and rounding alone moves them by 1e-5."""
-    return load_precision("fp32") if plan.model.hyper_connections is None else all_in("float64")
+    return load_precision("fp32") if plan.model.num_streams == 1 else all_in("float64")
 
 
 def all_in(dtype: str) -> Precision:
