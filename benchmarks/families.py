@@ -94,6 +94,7 @@ MODELS: dict[str, tuple[str, str, int]] = {
     "olmo3": ("olmo3-32b", "trn2.48xlarge", 8),
     "qwen3_5_text": ("qwen3.5-27b", "trn2.48xlarge", 8),
     "qwen3_5_moe_text": ("qwen3.5-35b-a3b", "trn2.48xlarge", 4),
+    "qwen4_exp_text": ("qwen3.8-flash-next", "p5.48xlarge", 8),
     "minimax": ("minimax-text-01", "trn2.48xlarge", 32),
     "minimax_m2": ("minimax-m2", "trn2.48xlarge", 16),
     "lfm2": ("lfm2-1.2b", "trn2.48xlarge", 1),
