@@ -8,15 +8,19 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from autoshard.graph import score_tiles
+from autoshard.graph.operators import KINDS
 from autoshard.graph.partition import OperatorStep, Program, partition
 from autoshard.models.huggingface import read_config
+from autoshard.models.registry import load_model
 from autoshard.models.stage import dim_sizes, stage_graph
 from autoshard.models.weights import checkpoint_parts, parameter_dims
 from autoshard.runtime.torch_backend import ngrams
 from autoshard.runtime.torch_backend.context import Context
 from autoshard.runtime.torch_backend.kernels import kernel
+from tests.multiprocess.held import Held
 from tests.multiprocess.models import MODELS
 from tests.multiprocess.small_configs import CONFIGS
 from tests.multiprocess.transformers_models import published, save
@@ -153,6 +157,28 @@ def test_a_gate_is_the_root_of_a_product(at_once: int, monkeypatch: pytest.Monke
     torch.testing.assert_close(
         torch.autograd.grad(found, inputs, grad), torch.autograd.grad(expected, inputs, grad), rtol=1e-11, atol=1e-11
     )
+
+
+@pytest.mark.parametrize(("seq", "batch"), [(512, 1), (8192, 1), (4096, 4)])
+def test_a_gate_holds_in_backward_what_is_planned(seq: int, batch: int) -> None:
+    """Beside what it keeps, the gradient of its output and those of its inputs; some of the tokens at a time."""
+    model = load_model("qwen3.8-flash-next")
+    graph = stage_graph(model, dim_sizes(model, batch, seq), (1,), False, False)
+    program = partition(graph, {}, {op.name: {} for op in graph.operators})
+    steps = (step for step in program.steps if isinstance(step, OperatorStep))
+    step = next(step for step in steps if step.operator.kind == "gate_streams")
+    shapes = ([graph.sizes[dim] for dim in graph.tensors[name].dims] for name in step.operator.inputs)
+    with FakeTensorMode():
+        inputs = [torch.empty(shape, dtype=torch.bfloat16, requires_grad=True) for shape in shapes]
+        with Held(inputs) as held:
+            out = kernel(Context(program, None), step)(*inputs)
+            grad = torch.ones(out.shape, dtype=out.dtype)
+            held.most = before = held.now
+            out.backward(grad)
+    gradients = sum(one.numel() * one.element_size() for one in inputs)
+    sizes = {dim: float(size) for dim, size in graph.sizes.items()}
+    planned = KINDS["gate_streams"].tile_bytes(step.operator, graph, sizes)
+    assert held.most - before - gradients == pytest.approx(planned, rel=0.01)
 
 
 def test_a_query_sees_the_best_means_of_pools_before_it_and_its_own_pool_up_to_itself() -> None:
