@@ -145,6 +145,7 @@ def test_where_each_family_drops() -> None:
         "bamba, 3 heads, biases",
         "minimax text",
         "minimax text of 6 heads",
+        "qwen4 exp of 6 heads",
     }
     shared = ("qwen2 moe", "solar open", "hunyuan moe", "granite moe, shared", "granite moe swa")
     expected = {name: 5 if name in shared else 4 - (name in without_attention) for name in counts}

@@ -50,6 +50,7 @@ def on(cluster: str, nodes: int, lnc: int | None = None) -> dict[str, Any]:
 
 GRANITE = load_model("granite-4.0-h-tiny")
 assert GRANITE.mamba is not None
+NGRAMS = replace(load_model("qwen3.8-flash-next"), indexer=None)
 IN_GROUPS = replace(GRANITE, mamba=replace(GRANITE.mamba, mamba_n_groups=2))
 QWEN3_MOE = load_model("qwen3-30b-a3b")
 DENSE_FIRST = replace(
@@ -107,6 +108,22 @@ BROKEN: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         {"model": IN_GROUPS, "backend": "torch"},
         {"tp": 8, "pp": 1, "dp": 64, "layers": IN_GROUPS.num_hidden_layers},
         "tp=8 must divide mamba_n_groups=2 of granite-4.0-h-tiny; degrees that fit here: 1, 2",
+    ),
+    (
+        {"model": NGRAMS, "backend": "torch", **on("p5.48xlarge", 6)},
+        {"tp": 3, "pp": 1, "dp": 16, "layers": 48},
+        (
+            "tp=3 must divide hidden_size=2560 of qwen3.8-flash-next, channels of its convolution over n-grams; "
+            "degrees that fit here: 1, 2, 4, 5, 8, 10, 16, 20, 32, 40, 64, 80, 128, 160, 256, 320, 512, 640, 1280, 2560"
+        ),
+    ),
+    (
+        {"model": NGRAMS, "backend": "torch", "cluster": TRN2.under_stack("neuron-compiled")},
+        {"tp": 4, "pp": 1, "dp": 64, "ep": 64, "layers": 48},
+        (
+            "qwen3.8-flash-next has embeddings of n-grams: nobody ran their hashes of 64 bits with native PyTorch on "
+            "Neuron; plan for GPUs"
+        ),
     ),
     (
         {**WHOLE, "model": load_model("mixtral-8x7b")},
