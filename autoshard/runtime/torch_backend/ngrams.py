@@ -19,7 +19,8 @@ def hash_ngrams(context: Context, step: OperatorStep) -> Kernel:
     if they are told apart -> int64 [batch, seq, head]."""
     attributes: Any = step.operator.attributes
     factors, rows, eos = (attributes[name] for name in ("factors", "rows", "eos"))
-    firsts = [sum(rows[:head]) for head in range(len(rows))]
+    # made on the host once: a tensor that is made on the device waits for it
+    counts, firsts = torch.tensor(rows), torch.tensor([sum(rows[:head]) for head in range(len(rows))])
     each = len(rows) // (len(factors) - 1)
     pieces = attributes.get("sequence_pieces")
     places, ordered = in_pieces(context.graph.sizes["seq"], pieces), pieces is None or list(pieces) == sorted(pieces)
@@ -27,7 +28,7 @@ def hash_ngrams(context: Context, step: OperatorStep) -> Kernel:
     def run(ids: torch.Tensor, starts: torch.Tensor | None = None) -> torch.Tensor:
         here = places.to(ids.device)
         tokens = ids if ordered else ids[:, here.argsort()]
-        sizes, before = (torch.tensor(one, device=ids.device) for one in (rows, firsts))
+        sizes, before = counts.to(ids.device), firsts.to(ids.device)
         numbers, found = tokens * factors[0], []
         for apart, shifted in enumerate(_tokens_before(tokens, len(factors) - 1, eos, starts), 1):
             numbers = numbers ^ (shifted * factors[apart])
