@@ -61,7 +61,7 @@ def test_no_operator_of_any_model_needs_float64_on_the_device() -> None:
     )
     lines = dict(line.split(": ", 1) for line in ran.stdout.strip().splitlines())
     assert "FP64, which the device has not" in lines.pop("wide"), ran.stderr
-    assert len(lines) > 15 and set(lines.values()) == {"done"}, ran.stdout + ran.stderr
+    assert len(lines) > 8 and set(lines.values()) == {"done"}, ran.stdout + ran.stderr
 
 
 def test_a_pipeline_needs_a_version_that_sends(monkeypatch: pytest.MonkeyPatch) -> None:
