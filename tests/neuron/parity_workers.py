@@ -13,15 +13,21 @@ from autoshard.runtime.torch_backend.devices import device_of
 from autoshard.runtime.worker import Reporter
 from autoshard.spec.training import Precision
 from tests.multiprocess.compared import Outcomes, against_one_process, at_rank_0, connect, local_arrays, train
+from tests.multiprocess.models import MODELS
 from tests.multiprocess.parity_workers import BF16_LEARNING_RATE
 from tests.multiprocess.plans import BF16, CASES, FP32, IN_BF16, PACKED, case
 
 STEPS = 3
+NAMES = {
+    world_size: [name for name, (model, *_) in cases.items() if MODELS[model].ngram_embedding is None]
+    for world_size, cases in CASES.items()
+}
+"""World size -> the cases that run: hashes of n-grams have 64 bits, so that a plan with them is refused there."""
 
 
 def parity(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
     """Rank 0 returns, for each case, how far it is from one process: a step in FP32, and losses of three in bf16."""
-    names = arguments.get("names", CASES[reporter.world_size])
+    names = arguments.get("names", NAMES[reporter.world_size])
     plans = {name: in_precision(case(reporter.world_size, name), FP32) for name in names}
     device = device_of(next(iter(plans.values())), "neuron", False, reporter.local_rank)
     connect(reporter, device)
