@@ -199,7 +199,7 @@ def _base(
 
 
 def _whose(program: str, flags: Mapping[str, str]) -> str:
-    """What a program's file is called, as far as a script says it."""
+    """The name of the configuration file that a program takes, as far as a script says it."""
     said = "/".join(flags[part] for part in ("path", "name") if part in flags)
     return printable(said or f"the file of {Path(program).name}")[:100]
 

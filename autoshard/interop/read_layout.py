@@ -94,7 +94,7 @@ def _script_layout(text: str, place: Place, before: tuple[str, ...] = ()) -> Wri
 
 
 def _reader(text: str) -> Callable[[str, Place], WrittenLayout] | None:
-    """What reads a script with such words; None where it has no layout."""
+    """The function that reads a script of this kind as a layout; None where a script says none."""
     if is_neuron_script(text):
         return neuron_layout
     if is_hydra_script(text):

@@ -60,7 +60,7 @@ def _lines(text: str) -> list[str]:
 
 
 def _blocks(lines: list[str]) -> list[list[int]]:
-    """Of each condition the lines that open it, begin another branch, and close it; those that open first are first."""
+    """By condition, the places of the lines that open it, begin another branch, and close it; by rising first line."""
     opened: list[list[int]] = []
     found = []
     for index, line in enumerate(lines):

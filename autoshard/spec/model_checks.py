@@ -306,10 +306,10 @@ def _check_pooled_keys(model: ModelSpec) -> None:
             f"index_head_dim={indexer.index_head_dim} of {of} must be at least {model.rotary_dim}, the numbers of a "
             "head that positions turn"
         )
-    for field, wrong in (("turns_end", True), ("indexer_rope_interleave", True)):
-        if getattr(indexer, field) is wrong:
+    for field in ("turns_end", "indexer_rope_interleave"):
+        if getattr(indexer, field):
             raise AutoshardError(
-                f"{field}={wrong} of {of} is not supported with indexers of model_type={model.model_type}; False is"
+                f"{field}=True of {of} is not supported with indexers of model_type={model.model_type}; False is"
             )
     if indexer.key_norm_eps != model.norm_eps:
         raise AutoshardError(
