@@ -76,6 +76,7 @@ Positive = Annotated[float, Limit(above=0)]
 NotNegative = Annotated[float, Limit(at_least=0)]
 Share = Annotated[float, Limit(at_least=0, at_most=1)]
 Count = Annotated[int, Limit(at_least=1)]
+Several = Annotated[int, Limit(at_least=2)]
 Whole = Annotated[int, Limit(at_least=0)]
 Text = Annotated[str, Limit(printable=True)]
 
@@ -248,14 +249,14 @@ def _as_it_is(value: Any, where: str) -> Any:
 
 
 def _number(value: object, where: str, limit: Limit) -> float:
-    if type(value) not in (int, float) or not _within(cast(float, value), limit):
-        raise AutoshardError(f"{where} is {show(value)}; it must be a finite number{_words(limit)}")
+    if type(value) not in (int, float) or not within(cast(float, value), limit):
+        raise AutoshardError(f"{where} is {show(value)}; it must be a finite number{limit_words(limit)}")
     return float(cast(float, value))
 
 
 def _whole(value: object, where: str, limit: Limit) -> int:
-    if type(value) is not int or not _within(value, limit):
-        raise AutoshardError(f"{where} is {show(value)}; it must be a whole number{_words(limit)}")
+    if type(value) is not int or not within(value, limit):
+        raise AutoshardError(f"{where} is {show(value)}; it must be a whole number{limit_words(limit)}")
     return value
 
 
@@ -299,7 +300,8 @@ def _object(value: object, where: str, read: Read) -> dict[str, Any]:
     return {name: read(one, f"{where}.{name}") for name, one in value.items()}
 
 
-def _within(value: float, limit: Limit) -> bool:
+def within(value: float, limit: Limit) -> bool:
+    """Whether a number is one that a limit allows."""
     low, high, without = limit.ends
     return low <= value <= high and value not in without
 
@@ -308,7 +310,8 @@ def _at_most_items(limit: Limit) -> str:
     return "" if limit.most_items is None else f" of at most {limit.most_items:,} entries"
 
 
-def _words(limit: Limit) -> str:
-    """' above 0', ' of at least 0'; both ends where there are two."""
+def limit_words(limit: Limit) -> str:
+    """' above 0', ' of at least 0', ' above 0 and at most 1': what follows the name of such a number."""
     ends = {"of at least": limit.at_least, "above": limit.above, "at most": limit.at_most, "below": limit.below}
-    return "".join(f" {words} {end:g}" for words, end in ends.items() if end is not None)
+    said = " and ".join(f"{words} {end:g}" for words, end in ends.items() if end is not None)
+    return said and f" {said}"

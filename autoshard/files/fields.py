@@ -5,7 +5,7 @@ Each raises AutoshardError with the field, its value, whose it is, and what woul
 
 import difflib
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from numbers import Integral, Real
 from typing import Any
 
@@ -77,22 +77,30 @@ def check_integer(of: str, field: str, value: object, at_least: int = 1, at_most
         )
 
 
-def check_positive(of: str, field: str, value: object) -> None:
-    """Check that a value is a finite number above zero.
+def check_number(of: str, field: str, value: Any, fits: Callable[[float], bool], words: str) -> None:
+    """Check that a value is a finite number that fits.
 
-    of, field: whose it is and its name, in the AutoshardError raised.
+    of, field: whose it is and its name, in the AutoshardError raised. words: what it must be besides, such as ' above
+    0'.
     """
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not is_finite(value) or value <= 0:
-        raise AutoshardError(f"{field}={show(value)} of {of} must be a finite number above 0{_unquoted(value)}")
+    is_number = not isinstance(value, bool) and isinstance(value, (int, float)) and is_finite(value)
+    if not is_number or not fits(value):
+        raise AutoshardError(f"{field}={show(value)} of {of} must be a finite number{words}{_unquoted(value)}")
+
+
+def check_positive(of: str, field: str, value: object) -> None:
+    """Check that a value is a finite number above zero. Arguments are those of `check_number`."""
+    check_number(of, field, value, lambda number: number > 0, " above 0")
 
 
 def check_not_negative(of: str, field: str, value: object) -> None:
-    """Check that a value is a finite number of at least zero.
+    """Check that a value is a finite number of at least zero. Arguments are those of `check_number`."""
+    check_number(of, field, value, lambda number: number >= 0, " of at least 0")
 
-    of, field: whose it is and its name, in the AutoshardError raised.
-    """
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not is_finite(value) or value < 0:
-        raise AutoshardError(f"{field}={show(value)} of {of} must be a finite number of at least 0{_unquoted(value)}")
+
+def check_negative(of: str, field: str, value: object) -> None:
+    """Check that a value is a finite number below zero. Arguments are those of `check_number`."""
+    check_number(of, field, value, lambda number: number < 0, " below 0")
 
 
 def check_measure(of: str, field: str, value: object, may_be_zero: bool = False) -> None:
@@ -104,15 +112,6 @@ def check_measure(of: str, field: str, value: object, may_be_zero: bool = False)
     if isinstance(value, (int, float)) and value != 0 and not LEAST_MEASURE <= value <= MOST_MEASURE:
         zero = "0 or " if may_be_zero else ""
         raise AutoshardError(f"{field}={show(value)} of {of} must be {zero}from {LEAST_MEASURE:g} to {MOST_MEASURE:g}")
-
-
-def check_negative(of: str, field: str, value: object) -> None:
-    """Check that a value is a finite number below zero.
-
-    of, field: whose it is and its name, in the AutoshardError raised.
-    """
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not is_finite(value) or value >= 0:
-        raise AutoshardError(f"{field}={show(value)} of {of} must be a finite number below 0{_unquoted(value)}")
 
 
 def _unquoted(value: object) -> str:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Annotated
 
-from autoshard.errors import AutoshardError
+from autoshard.files.annotated import check_annotated
 from autoshard.files.codec import Absence, Count, Limit
-from autoshard.files.fields import check_flag, check_integer, check_positive
 
 GLOBAL = "global_"
 """AttentionHeads.kind of the heads that GlobalAttention says."""
@@ -35,16 +34,7 @@ class GlobalAttention:
     global_partial_rotary_factor: Annotated[float | None, Absence.WRITTEN, Limit(above=0, at_most=1)] = None
 
     def __post_init__(self) -> None:
-        of = "global_attention"
-        check_integer(of, "num_global_key_value_heads", self.num_global_key_value_heads)
-        check_integer(of, "global_head_dim", self.global_head_dim)
-        check_flag(of, "attention_k_eq_v", self.attention_k_eq_v)
-        if self.num_global_attention_heads is not None:
-            check_integer(of, "num_global_attention_heads", self.num_global_attention_heads)
-        if (part := self.global_partial_rotary_factor) is not None:
-            check_positive(of, "global_partial_rotary_factor", part)
-            if part > 1:
-                raise AutoshardError(f"global_partial_rotary_factor={part} of {of} must be at most 1, all of a head")
+        check_annotated("global_attention", self)
 
     def shrunk(self, key_value_heads: int, head_dim: int, others: int) -> GlobalAttention:
         """The same form with so many key-value heads of this width. others: query heads of blocks with a window. Where

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
+from autoshard.files.annotated import check_annotated
 from autoshard.files.codec import Absence, Positive
-from autoshard.files.fields import check_flag, check_positive
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,7 @@ class AttentionScores:
     qk_scale_factor: Annotated[Positive | None, Absence.WRITTEN] = None
 
     def __post_init__(self) -> None:
-        numbers = ("query_pre_attn_scalar", "attn_logit_softcapping", "clip_qkv", "llama_4_scaling_beta")
-        for field in (*numbers, "attention_value_scale", "qk_scale_factor"):
-            if (value := getattr(self, field)) is not None:
-                check_positive("attention_scores", field, value)
-        for field in ("sinks", "window_sinks"):
-            check_flag("attention_scores", field, getattr(self, field))
+        check_annotated("attention_scores", self)
 
     def has_sinks(self, window: int | None) -> bool:
         """Whether the heads of a block with this window have sinks; None: it sees all before."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 from autoshard.errors import AutoshardError
+from autoshard.files.annotated import check_annotated
 from autoshard.files.codec import Count
-from autoshard.files.fields import check_integer
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,7 @@ class BlockIndexer:
     index_local_blocks: Count = 1
 
     def __post_init__(self) -> None:
-        for one in fields(self):
-            check_integer("block_indexer", one.name, getattr(self, one.name))
+        check_annotated("block_indexer", self)
         if self.index_local_blocks > self.index_topk_blocks:
             raise AutoshardError(
                 f"index_local_blocks={self.index_local_blocks} of block_indexer must be at most index_topk_blocks="

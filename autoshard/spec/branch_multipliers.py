@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Annotated
 
 from autoshard.errors import AutoshardError
+from autoshard.files.annotated import check_annotated
 from autoshard.files.codec import Limit, Positive
 from autoshard.files.fields import check_positive, show
 
@@ -45,14 +46,13 @@ class BranchMultipliers:
     ]
 
     def __post_init__(self) -> None:
-        for one in fields(self):
-            value, count = getattr(self, one.name), LENGTHS.get(one.name)
-            if count is not None and (not isinstance(value, tuple) or len(value) != count):
-                raise AutoshardError(
-                    f"{one.name}={show(value)} of branch_multipliers must be a list of {count} numbers"
-                )
-            for number in (value,) if count is None else value:
-                check_positive("branch_multipliers", one.name, number)
+        check_annotated("branch_multipliers", self)
+        for field, count in LENGTHS.items():
+            numbers = getattr(self, field)
+            if not isinstance(numbers, tuple) or len(numbers) != count:
+                raise AutoshardError(f"{field}={show(numbers)} of branch_multipliers must be a list of {count} numbers")
+            for number in numbers:
+                check_positive("branch_multipliers", field, number)
 
     @property
     def scores(self) -> float:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
+from autoshard.files.annotated import check_annotated
 from autoshard.files.codec import Absence, Positive
-from autoshard.files.fields import check_positive
 
 LEAST_KEPT = 1e-3
 """The least square of a gated residual's factor of the residual stream, in transformers."""
@@ -28,9 +28,7 @@ class BranchNorms:
     residual_gate_temperature: Annotated[Positive | None, Absence.WRITTEN] = None
 
     def __post_init__(self) -> None:
-        check_positive("branch_norms", "post_norm_eps", self.post_norm_eps)
-        if self.residual_gate_temperature is not None:
-            check_positive("branch_norms", "residual_gate_temperature", self.residual_gate_temperature)
+        check_annotated("branch_norms", self)
 
     @property
     def joined(self) -> str:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from autoshard.errors import AutoshardError
+from autoshard.files.annotated import check_annotated
 from autoshard.files.codec import Absence, Count, Positive
-from autoshard.files.fields import check_flag, check_integer, check_positive
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,8 @@ class ChunkedAttention:
 
     def __post_init__(self) -> None:
         of = "chunked_attention"
-        check_integer(of, "attention_chunk_size", self.attention_chunk_size)
-        check_flag(of, "use_qk_norm", self.use_qk_norm)
+        check_annotated(of, self)
         if (self.floor_scale is None) != (self.attn_scale is None):
             raise AutoshardError(
                 f"floor_scale={self.floor_scale} and attn_scale={self.attn_scale} of {of} go together: both or neither"
             )
-        if self.floor_scale is not None:
-            check_integer(of, "floor_scale", self.floor_scale)
-            check_positive(of, "attn_scale", self.attn_scale)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from autoshard.errors import AutoshardError
+from autoshard.files.annotated import check_annotated
 from autoshard.files.codec import Absence, Positive
-from autoshard.files.fields import check_flag, check_positive
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,7 @@ class ClampedGate:
     cuts_before_silu: Annotated[bool, Absence.WRITTEN] = False
 
     def __post_init__(self) -> None:
-        check_positive("clamped_gate", "swiglu_limit", self.swiglu_limit)
-        for field in ("swiglu_alpha", "swiglu_limit_shared"):
-            if (value := getattr(self, field)) is not None:
-                check_positive("clamped_gate", field, value)
-        check_flag("clamped_gate", "cuts_before_silu", self.cuts_before_silu)
+        check_annotated("clamped_gate", self)
         if self.cuts_before_silu and self.swiglu_alpha is not None:
             raise AutoshardError(
                 f"cuts_before_silu=True of clamped_gate goes without swiglu_alpha={self.swiglu_alpha}, with which g is "

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from autoshard.errors import AutoshardError
+from autoshard.files.annotated import check_annotated
 from autoshard.files.codec import Absence, Count, Form, Limit, NotNegative, Positive, from_json, to_json
 from autoshard.files.fields import check_choice, check_integer, check_measure, check_positive, own_number, show
 from autoshard.spec.platform import PLATFORMS, Fold, Platform
@@ -136,6 +137,7 @@ class Device:
     def __post_init__(self) -> None:
         _check_text("a device", "name", self.name)
         of = f"device {self.name}"
+        check_annotated(of, self)
         if not self.flops_per_s:
             raise AutoshardError(f"flops_per_s of {of} is empty; it must have the peak of a dtype, such as bfloat16")
         for dtype, peak in self.flops_per_s:
@@ -150,8 +152,6 @@ class Device:
             _check_share(of, field, getattr(self, field))
         if self.attention_efficiency is not None:
             _check_share(of, "attention_efficiency", self.attention_efficiency)
-        for field in ("tile_rows", "tile_columns"):
-            check_integer(of, field, getattr(self, field))
         if self.reserved_memory_bytes >= self.memory_bytes:
             raise AutoshardError(
                 f"reserved_memory_bytes={self.reserved_memory_bytes:g} of {of} leaves nothing of "
@@ -179,8 +179,7 @@ class Domain:
     segment_multiple: Count
 
     def __post_init__(self) -> None:
-        for field in ("nodes", "segment_multiple"):
-            check_integer("a domain", field, getattr(self, field))
+        check_annotated("a domain", self)
 
     def taken_by(self, nodes: int) -> int:
         """How many nodes a job of so many takes of every domain that it uses: 16 of the 18 trays of a rack for a job of
@@ -246,10 +245,7 @@ class Cluster:
     def __post_init__(self) -> None:
         _check_text("a cluster", "instance", self.instance)
         of = f"cluster {self.instance}"
-        for field in ("nodes", "lnc", "devices_per_node", "devices_per_chip", "nodes_per_domain", "adapters_per_node"):
-            check_integer(of, field, getattr(self, field))
-        if self.most_nodes is not None:
-            check_integer(of, "most_nodes", self.most_nodes)
+        check_annotated(of, self)
         check_measure(of, "collective_launch_s", self.collective_launch_s, may_be_zero=True)
         _check_share(of, "all_to_all_efficiency", self.all_to_all_efficiency)
         if not self.can_have(self.nodes):

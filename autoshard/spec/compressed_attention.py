@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from autoshard.files.annotated import check_annotated
 from autoshard.files.codec import Count
-from autoshard.files.fields import check_integer
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,7 @@ class CompressedAttention:
     index_topk: Count
 
     def __post_init__(self) -> None:
-        for field in vars(self):
-            check_integer("compressed_attention", field, getattr(self, field))
+        check_annotated("compressed_attention", self)
 
     def shrunk(self, groups: int, head_dim: int, entries: int) -> CompressedAttention:
         """The same form with so many groups of heads of this width, short pieces, and an indexer that chooses so many

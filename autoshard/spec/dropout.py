@@ -6,8 +6,9 @@ from dataclasses import asdict, dataclass, fields
 from typing import Annotated
 
 from autoshard.errors import AutoshardError
+from autoshard.files.annotated import check_annotated
 from autoshard.files.codec import Limit
-from autoshard.files.fields import is_finite, show
+from autoshard.files.fields import show
 
 Probability = Annotated[float, Limit(at_least=0, below=1)]
 
@@ -26,11 +27,7 @@ class Dropout:
     attention: Probability = 0.0
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            number = isinstance(value, (int, float)) and not isinstance(value, bool) and is_finite(value)
-            if not number or not 0 <= value < 1:
-                raise AutoshardError(f"{field.name}={show(value)} of dropout must be a number from 0 to below 1")
+        check_annotated("dropout", self)
 
     def __bool__(self) -> bool:
         """Whether anything is dropped."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from autoshard.files.codec import Count
-from autoshard.files.fields import check_integer
+from autoshard.files.annotated import check_annotated
+from autoshard.files.codec import Count, Several
 
 
 @dataclass(frozen=True)
@@ -19,12 +19,11 @@ class GatedResidual:
     Raises AutoshardError for fewer than two streams, and for a width that is no positive whole number.
     """
 
-    hc_count: Count
+    hc_count: Several
     hc_lowrank: Count
 
     def __post_init__(self) -> None:
-        check_integer("gated_residual", "hc_count", self.hc_count, at_least=2)
-        check_integer("gated_residual", "hc_lowrank", self.hc_lowrank)
+        check_annotated("gated_residual", self)
 
     def shrunk(self, width: int) -> GatedResidual:
         """The same streams, with weights that are made from a vector of this width at most."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from autoshard.files.codec import Absence, Count, Positive
-from autoshard.files.fields import check_integer, check_positive
+from autoshard.files.annotated import check_annotated
+from autoshard.files.codec import Absence, Count, Positive, Several
 
 
 @dataclass(frozen=True)
@@ -23,15 +23,10 @@ class HyperConnections:
     Raises AutoshardError for a number that is not above 0, and for fewer than two streams.
     """
 
-    hc_mult: Count
+    hc_mult: Several
     hc_sinkhorn_iters: Count | None
     hc_eps: Positive
     hc_magnitude: Annotated[Positive, Absence.WRITTEN] = 2.0
 
     def __post_init__(self) -> None:
-        of = "hyper_connections"
-        check_integer(of, "hc_mult", self.hc_mult, at_least=2)
-        if self.hc_sinkhorn_iters is not None:
-            check_integer(of, "hc_sinkhorn_iters", self.hc_sinkhorn_iters)
-        for field in ("hc_eps", "hc_magnitude"):
-            check_positive(of, field, getattr(self, field))
+        check_annotated("hyper_connections", self)

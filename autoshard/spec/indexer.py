@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Annotated
 
 from autoshard.errors import AutoshardError
+from autoshard.files.annotated import check_annotated
 from autoshard.files.codec import Absence, Count, Positive
-from autoshard.files.fields import check_flag, check_integer, check_positive
 
 
 @dataclass(frozen=True)
@@ -39,19 +39,12 @@ class Indexer:
     key_norm_eps: Annotated[Positive, Absence.WRITTEN] = 1e-6
 
     def __post_init__(self) -> None:
-        of = "indexer"
-        for field in ("index_n_heads", "index_head_dim", "index_topk"):
-            check_integer(of, field, getattr(self, field))
-        for field in ("indexer_rope_interleave", "turns_end"):
-            check_flag(of, field, getattr(self, field))
-        check_positive(of, "key_norm_eps", self.key_norm_eps)
-        if self.index_kpool is not None:
-            check_integer(of, "index_kpool", self.index_kpool)
-            if self.index_topk % self.index_kpool:
-                raise AutoshardError(
-                    f"index_kpool={self.index_kpool} of {of} must divide index_topk={self.index_topk}, the keys of all "
-                    "pools that a query chooses"
-                )
+        check_annotated("indexer", self)
+        if self.index_kpool is not None and self.index_topk % self.index_kpool:
+            raise AutoshardError(
+                f"index_kpool={self.index_kpool} of indexer must divide index_topk={self.index_topk}, the keys of all "
+                "pools that a query chooses"
+            )
 
     @property
     def most_keys(self) -> int:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from autoshard.files.annotated import check_annotated
 from autoshard.files.codec import Count, Whole
-from autoshard.files.fields import check_flag, check_integer
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,7 @@ class LatentAttention:
     rope_interleave: bool = True
 
     def __post_init__(self) -> None:
-        of = "latent_attention"
-        for field in ("kv_lora_rank", "v_head_dim"):
-            check_integer(of, field, getattr(self, field))
-        check_integer(of, "qk_rope_head_dim", self.qk_rope_head_dim, at_least=0)
-        if self.q_lora_rank is not None:
-            check_integer(of, "q_lora_rank", self.q_lora_rank)
-        check_flag(of, "rope_interleave", self.rope_interleave)
+        check_annotated("latent_attention", self)
 
     def shrunk(self, head_dim: int) -> LatentAttention:
         """The same parts at a width of queries and keys that is a multiple of 4: half of a head turns, if some of it

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from autoshard.errors import AutoshardError
+from autoshard.files.annotated import check_annotated
 from autoshard.files.codec import Absence, Count, Limit
-from autoshard.files.fields import check_choice, check_flag, check_integer, check_negative
+from autoshard.files.fields import check_choice
 
 SILU, SIGMOID = "silu", "sigmoid"
 OUTPUT_GATES = (SILU, SIGMOID)
@@ -44,11 +45,7 @@ class LinearAttention:
     output_gate_type: Annotated[str | None, Absence.WRITTEN] = None
 
     def __post_init__(self) -> None:
-        check_flag("linear_attention", "linear_allow_neg_eigval", self.linear_allow_neg_eigval)
-        for name in ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim", "conv_kernel_dim"):
-            check_integer("linear_attention", f"linear_{name}", getattr(self, f"linear_{name}"))
-        if self.kda_lower_bound is not None:
-            check_negative("linear_attention", "kda_lower_bound", self.kda_lower_bound)
+        check_annotated("linear_attention", self)
         if self.output_gate_type is not None:
             check_choice("linear_attention", "output_gate_type", self.output_gate_type, OUTPUT_GATES)
         if self.linear_num_value_heads % self.linear_num_key_heads:
@@ -87,7 +84,7 @@ class LightningAttention:
     block_size: Count
 
     def __post_init__(self) -> None:
-        check_integer("lightning_attention", "block_size", self.block_size)
+        check_annotated("lightning_attention", self)
 
     def shrunk(self) -> LightningAttention:
         """The same with short chunks."""
@@ -121,9 +118,7 @@ class Mamba:
     mamba_rms_norm: Annotated[bool, Absence.WRITTEN] = True
 
     def __post_init__(self) -> None:
-        for one in fields(self):
-            check = check_flag if one.name in ("mamba_conv_bias", "mamba_rms_norm") else check_integer
-            check("mamba", one.name, getattr(self, one.name))
+        check_annotated("mamba", self)
         if self.mamba_n_heads % self.mamba_n_groups:
             raise AutoshardError(
                 f"mamba_n_groups={self.mamba_n_groups} of mamba must divide mamba_n_heads={self.mamba_n_heads}"
@@ -157,5 +152,4 @@ class ShortConv:
     conv_bias: bool
 
     def __post_init__(self) -> None:
-        check_integer("conv", "conv_L_cache", self.conv_L_cache)
-        check_flag("conv", "conv_bias", self.conv_bias)
+        check_annotated("conv", self)

@@ -15,6 +15,7 @@ from autoshard.spec.block_indexer import BlockIndexer
 from autoshard.spec.blocks import Blocks, blocks_of
 from autoshard.spec.branch_multipliers import BranchMultipliers
 from autoshard.spec.branch_norms import BranchNorms
+from autoshard.spec.checks.model import check_model
 from autoshard.spec.chunked_attention import ChunkedAttention
 from autoshard.spec.clamped_gate import ClampedGate
 from autoshard.spec.compressed_attention import CompressedAttention
@@ -24,7 +25,6 @@ from autoshard.spec.hyper_connections import HyperConnections
 from autoshard.spec.indexer import Indexer
 from autoshard.spec.latent_attention import LatentAttention
 from autoshard.spec.linear_attention import LightningAttention, LinearAttention, Mamba, ShortConv
-from autoshard.spec.model_checks import check_model
 from autoshard.spec.model_types import (
     ALL_HEADS,
     BLOCK_SPARSE,
@@ -55,6 +55,8 @@ from autoshard.spec.router import Router
 from autoshard.spec.traced import TracedGraph
 from autoshard.spec.weighted_residual import WeightedResidual
 
+Repeated = Annotated[int, Limit(at_least=1, at_most=MOST_REPEATED)]
+MaybeRepeated = Annotated[int, Limit(at_least=0, at_most=MOST_REPEATED)]
 KIND_FIELDS = ("layer_types", "mlp_layer_types", "position_types", "gate_types", "indexer_types", "ngram_types")
 """Fields with a word for each block: blocks of the same words are of one kind, and are built and priced alike."""
 
@@ -174,22 +176,22 @@ class ModelSpec:
     model_type: str
     hidden_size: Count
     intermediate_size: Count
-    num_hidden_layers: Count
-    num_attention_heads: Count
-    num_key_value_heads: Count
+    num_hidden_layers: Repeated
+    num_attention_heads: Repeated
+    num_key_value_heads: Repeated
     head_dim: Count
     vocab_size: Count
     max_position_embeddings: Count
     hidden_act: str
     norm_eps: Positive
-    rope_theta: float | None
+    rope_theta: Positive | None
     rope_scaling: RopeScaling | None
     tie_word_embeddings: bool
     sliding_window: Count | None
     attention_bias: bool
     mlp_bias: bool
-    num_local_experts: Whole = 0
-    num_experts_per_tok: Whole = 0
+    num_local_experts: MaybeRepeated = 0
+    num_experts_per_tok: MaybeRepeated = 0
     shared_expert_intermediate_size: Whole = 0
     norm_topk_prob: bool = True
     router_aux_loss_coef: Annotated[NotNegative, Absence.READ] = 0.0
@@ -229,10 +231,10 @@ class ModelSpec:
     v_head_dim: Annotated[Count | None, Absence.WRITTEN] = None
     global_attention: Annotated[GlobalAttention | None, Absence.WRITTEN] = None
     moe_latent_size: Annotated[Count | None, Absence.WRITTEN] = None
-    zero_expert_num: Annotated[Whole, Absence.WRITTEN] = 0
+    zero_expert_num: Annotated[MaybeRepeated, Absence.WRITTEN] = 0
     clamped_gate: Annotated[ClampedGate | None, Absence.WRITTEN] = None
     hidden_size_per_layer_input: Annotated[Count | None, Absence.WRITTEN] = None
-    num_kv_shared_layers: Annotated[Whole, Absence.WRITTEN] = 0
+    num_kv_shared_layers: Annotated[MaybeRepeated, Absence.WRITTEN] = 0
     kv_source_layers: Annotated[tuple[int, ...], Absence.WRITTEN, Limit(most_items=MOST_REPEATED)] = ()
     multi_token_prediction: Annotated[MultiTokenPrediction | None, Absence.WRITTEN] = None
     dropout: Annotated[Dropout, Absence.WRITTEN] = NO_DROPOUT

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from autoshard.files.annotated import check_annotated
 from autoshard.files.codec import Positive
-from autoshard.files.fields import check_positive
 
 
 @dataclass(frozen=True)
@@ -26,5 +26,4 @@ class Multipliers:
     logits_scaling: Positive
 
     def __post_init__(self) -> None:
-        for field in ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling"):
-            check_positive("multipliers", field, getattr(self, field))
+        check_annotated("multipliers", self)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import isqrt
 from typing import NamedTuple
 
 from autoshard.errors import AutoshardError
-from autoshard.files.codec import Count, Whole
-from autoshard.files.fields import check_integer
+from autoshard.files.annotated import check_annotated
+from autoshard.files.codec import Count, Several, Whole
 
 _WORD = (1 << 64) - 1
 _LARGEST = (1 << 63) - 1
@@ -52,7 +52,7 @@ class NgramEmbedding:
     divide ple_embed_dim.
     """
 
-    ngram_size: Count
+    ngram_size: Several
     heads_per_ngram: Count
     ple_embed_dim: Count
     ple_conv_kernel_size: Count
@@ -63,14 +63,11 @@ class NgramEmbedding:
     eos_token_id: Whole
 
     def __post_init__(self) -> None:
-        of = "ngram_embedding"
-        least = {"ngram_size": 2, "seed": 0, "eos_token_id": 0}
-        for one in fields(self):
-            check_integer(of, one.name, getattr(self, one.name), at_least=least.get(one.name, 1))
+        check_annotated("ngram_embedding", self)
         if self.ple_embed_dim % self.heads:
             raise AutoshardError(
-                f"ple_embed_dim={self.ple_embed_dim} of {of} must be a multiple of {self.heads}, the heads of n-grams "
-                f"of 2 to ngram_size={self.ngram_size} tokens"
+                f"ple_embed_dim={self.ple_embed_dim} of ngram_embedding must be a multiple of {self.heads}, the heads "
+                f"of n-grams of 2 to ngram_size={self.ngram_size} tokens"
             )
 
     @property

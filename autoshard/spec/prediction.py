@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from autoshard.errors import AutoshardError
+from autoshard.files.annotated import check_annotated
 from autoshard.files.codec import Count, Positive
-from autoshard.files.fields import check_integer, check_positive
 
 LOSS_SCALING_FACTOR = 0.1
 """Megatron's default, and DeepSeek-V3's for the last third of its pre-training (0.3 before) [arXiv 2412.19437, 4.2]."""
@@ -26,9 +26,8 @@ class MultiTokenPrediction:
     mtp_loss_scaling_factor: Positive = LOSS_SCALING_FACTOR
 
     def __post_init__(self) -> None:
-        check_integer("multi_token_prediction", "mtp_num_layers", self.mtp_num_layers)
+        check_annotated("multi_token_prediction", self)
         if self.mtp_num_layers != 1:
             raise AutoshardError(
                 f"mtp_num_layers={self.mtp_num_layers} is not supported: published checkpoints have 1 module; 1 works"
             )
-        check_positive("multi_token_prediction", "mtp_loss_scaling_factor", self.mtp_loss_scaling_factor)

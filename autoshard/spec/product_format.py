@@ -11,8 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from autoshard.errors import AutoshardError
+from autoshard.files.annotated import check_annotated
 from autoshard.files.codec import Count, Positive, Whole
-from autoshard.files.fields import check_integer, check_positive, show
+from autoshard.files.fields import show
 
 ROW_ELEMENTS = 16
 """Rows of operands in 8 or 4 bits have a multiple of so many."""
@@ -50,11 +51,7 @@ class ProductFormat:
             if not isinstance(value, str) or not value or not value.isprintable() or len(value) > 100:
                 raise AutoshardError(f"{field}={show(value)} of a product format must be a short printable text")
         of = f"product format {self.name}"
-        check_integer(of, "reads", self.reads)
-        if type(self.block_size) is not int or self.block_size < 0:
-            raise AutoshardError(f"block_size={show(self.block_size)} of {of} must be a whole number of at least 0")
-        for field in ("operand_bytes", "weight_bytes", "gathered_bytes"):
-            check_positive(of, field, getattr(self, field))
+        check_annotated(of, self)
 
     @property
     def multiple(self) -> int:

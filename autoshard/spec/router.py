@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from autoshard.errors import AutoshardError
+from autoshard.files.annotated import check_annotated
 from autoshard.files.codec import Count, Positive
-from autoshard.files.fields import check_choice, check_integer, check_positive
+from autoshard.files.fields import check_choice
 
 SQRT_SOFTPLUS = "sqrtsoftplus"
 SCORING_FUNCTIONS = ("softmax", "sigmoid", SQRT_SOFTPLUS)
@@ -43,9 +44,7 @@ class Router:
         of = "router"
         check_choice(of, "scoring_func", self.scoring_func, SCORING_FUNCTIONS)
         check_choice(of, "topk_method", self.topk_method, TOP_K_METHODS)
-        check_integer(of, "n_group", self.n_group)
-        check_integer(of, "topk_group", self.topk_group)
-        check_positive(of, "routed_scaling_factor", self.routed_scaling_factor)
+        check_annotated(of, self)
         if self.topk_group > self.n_group:
             raise AutoshardError(f"topk_group={self.topk_group} of router must be at most n_group={self.n_group}")
         if self.topk_method in (GREEDY, CORRECTED_LOGITS) and self.n_group > 1:

@@ -9,8 +9,9 @@ from math import inf
 from typing import Annotated
 
 from autoshard.errors import AutoshardError
+from autoshard.files.annotated import check_annotated
 from autoshard.files.codec import Absence, Count, Limit, NotNegative, Positive, Whole
-from autoshard.files.fields import check_choice, check_integer, check_not_negative, check_positive, show
+from autoshard.files.fields import check_choice, check_not_negative, show
 from autoshard.spec.blocks import Blocks, told_apart
 from autoshard.spec.product_format import PRODUCT_FORMATS, ProductFormat
 
@@ -143,10 +144,7 @@ class TrainingSpec:
     loss_chunks: Annotated[Count, Absence.WRITTEN] = 1
 
     def __post_init__(self) -> None:
-        check_integer("the training", "sequence_length", self.sequence_length)
-        check_integer("the training", "global_batch_size", self.global_batch_size)
-        check_positive("the training", "expert_capacity_factor", self.expert_capacity_factor)
-        check_integer("the training", "loss_chunks", self.loss_chunks)
+        check_annotated("the training", self)
         if self.loss_chunks > self.sequence_length:
             raise AutoshardError(
                 f"loss_chunks={self.loss_chunks} of the training: a sequence has {self.sequence_length} tokens, and a "
@@ -164,8 +162,6 @@ class TrainingSpec:
             raise AutoshardError(
                 "unquantized of the training must be a list of names of modules and operators of a block"
             )
-        for name in ("unquantized_first", "unquantized_last"):
-            check_integer("the training", name, getattr(self, name), at_least=0)
         if self.kept_wide and self.precision.products is None:
             raise AutoshardError(
                 f"keep_bf16={self.kept_wide} of the training: precision {self.precision.name} quantises "
@@ -174,12 +170,6 @@ class TrainingSpec:
         self._check_routing()
 
     def _check_routing(self) -> None:
-        check_positive("the training", "expert_imbalance", self.expert_imbalance)
-        if self.expert_imbalance < 1:
-            raise AutoshardError(
-                f"expert_imbalance={show(self.expert_imbalance)} of the training must be at least 1: the busiest rank "
-                "gets no less than the mean"
-            )
         for place, count in enumerate(self.expert_tokens):
             check_not_negative("the training", f"expert_tokens[{place}]", count)
         if self.expert_tokens and not 0 < sum(self.expert_tokens) < inf:

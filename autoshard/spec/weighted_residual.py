@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
+from autoshard.files.annotated import check_annotated
 from autoshard.files.codec import Positive
-from autoshard.files.fields import check_positive
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,7 @@ class WeightedResidual:
     mlp_beta_factor: Positive
 
     def __post_init__(self) -> None:
-        for one in fields(self):
-            check_positive("weighted_residual", one.name, getattr(self, one.name))
+        check_annotated("weighted_residual", self)
 
     @property
     def of_attention(self) -> tuple[float, float]:

@@ -106,10 +106,7 @@ BLOCKS = BlockIndexer(12, 2, 3)
         (
             "llama",
             {"block_indexer": BLOCKS},
-            (
-                "block_indexer of tiny-llama must be absent: no block of model_type=llama sees blocks of keys; those "
-                "of minimax_m3_vl_text may"
-            ),
+            "block_indexer of tiny-llama must be absent with model_type=llama; that is of minimax_m3_vl_text",
         ),
         (
             "minimax m3",
@@ -130,7 +127,7 @@ BLOCKS = BlockIndexer(12, 2, 3)
         (
             "minimax m3",
             {"block_indexer": 4},
-            "block_indexer=4 of tiny-llama must be an object with an index_block_size",
+            "block_indexer=4 of tiny-llama must be null or an object with index_head_dim",
         ),
         (
             "minimax m3",

@@ -61,8 +61,8 @@ def test_blocks_may_differ_in_whether_gates_are_cut_off() -> None:
             "llama",
             {"clamped_gate": ClampedGate(7.0)},
             (
-                "clamped_gate of tiny-llama must be absent: model_type=llama cuts off no gates; gpt_oss, step3p5, "
-                "deepseek_v4, glm5_next_text, hy_v4, minimax_m3_vl_text may"
+                "clamped_gate of tiny-llama must be absent with model_type=llama; that is of gpt_oss, step3p5, "
+                "deepseek_v4, glm5_next_text, hy_v4, minimax_m3_vl_text"
             ),
         ),
         (

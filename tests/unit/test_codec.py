@@ -108,7 +108,7 @@ def test_a_key_that_may_be_missing_is_its_default() -> None:
         ({"inner": {"kind": "c", "share": 1}}, "file.inner.kind is 'c'; it must be one of: a, b"),
         ({"inner": {"kind": "a"}}, "file.inner lacks share"),
         ({"others": [{"kind": "a", "share": 2}]},
-         "file.others[0].share is 2; it must be a finite number of at least 0 at most 1"),
+         "file.others[0].share is 2; it must be a finite number of at least 0 and at most 1"),
         ({"inner": {"kind": "a", "share": 1, "x": 1}},
          "file.inner has a field that is not known: 'x'; known: kind, share"),
         ({"by_name": [1]}, "file.by_name is a list of 1; it must be an object"),

@@ -167,7 +167,10 @@ def test_published_configs_are_read_as_they_are_written(one: ModelSpec) -> None:
             {"compressed_attention": None},
             "model_type=deepseek_v4 of tiny-llama needs compressed_attention, which is absent",
         ),
-        ({"compressed_attention": 1}, "compressed_attention=1 of tiny-llama must be an object with an o_lora_rank"),
+        (
+            {"compressed_attention": 1},
+            "compressed_attention=1 of tiny-llama must be null or an object with q_lora_rank",
+        ),
     ],
 )
 def test_models_that_do_not_fit_are_refused(fields: dict[str, Any], text: str) -> None:
@@ -178,7 +181,8 @@ def test_models_that_do_not_fit_are_refused(fields: dict[str, Any], text: str) -
 
 def test_it_goes_with_its_families_alone() -> None:
     with pytest.raises(
-        AutoshardError, match=r"^model_type=llama of tiny-llama has no compressed_attention; that is of deepseek_v4$"
+        AutoshardError,
+        match=r"^compressed_attention of tiny-llama must be absent with model_type=llama; that is of deepseek_v4$",
     ):
         replace(MODELS["llama"], compressed_attention=TINY.compressed_attention)
     with pytest.raises(AutoshardError, match=r"^mlp_layer_types='hashed' of tiny-llama must be one of: dense, sparse$"):

@@ -674,7 +674,11 @@ STEP_WINDOWS = {"layer_types": ["full_attention", *["sliding_attention"] * 3], "
             {"rope_parameters": {word: {"partial_rotary_factor": []} for word in ATTENTION_TYPES}},
             "partial_rotary_factor=a list of 0 of m must be a finite number above 0",
         ),
-        ("glm", {"partial_rotary_factor": 1e308}, "partial_rotary_factor=1e+308 of m must be at most 1, all of a head"),
+        (
+            "glm",
+            {"partial_rotary_factor": 1e308},
+            "partial_rotary_factor=1e+308 of m must be a finite number above 0 and at most 1",
+        ),
         (
             "mimo_v2_flash",
             {"hybrid_layer_pattern": [0, 1, 1, []]},

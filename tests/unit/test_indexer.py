@@ -392,8 +392,8 @@ def test_where_blocks_cannot_see_one_choice() -> None:
     with pytest.raises(AutoshardError) as raised:
         replace(TINY, indexer_types=model.indexer_types)
     assert str(raised.value) == (
-        "indexer_types of tiny-llama must be absent: no block of model_type=deepseek_v32 sees the keys that another "
-        "one's indexer chose; blocks of glm_moe_dsa, glm5_next_text, hy_v4, mistral_large4_text may"
+        "indexer_types of tiny-llama must be absent with model_type=deepseek_v32; that is of glm_moe_dsa, "
+        "glm5_next_text, hy_v4, mistral_large4_text"
     )
     mixed = MODELS["glm 5.3, one choice for two blocks"]
     for types, said in (
@@ -412,7 +412,9 @@ def test_an_indexer_goes_with_its_families() -> None:
     with pytest.raises(AutoshardError) as raised:
         replace(TINY, indexer=None)
     assert str(raised.value) == "model_type=deepseek_v32 of tiny-llama needs indexer, which is absent"
-    with pytest.raises(AutoshardError, match=r"^model_type=deepseek_v3 of tiny-llama has no indexer; that is of deep"):
+    with pytest.raises(
+        AutoshardError, match=r"^indexer of tiny-llama must be absent with model_type=deepseek_v3; that is of deep"
+    ):
         replace(MODELS["deepseek v3"], indexer=TINY.indexer)
     with pytest.raises(AutoshardError) as raised:
         replace(TINY, dropout=Dropout(attention=0.1))

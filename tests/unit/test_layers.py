@@ -20,7 +20,13 @@ CIRCLES = {
         "spec.hardware_file",
     ): "a cluster of an older plan, given another number of nodes, asks the "
     "file of its instance, whose reader makes clusters; a function above both would take with_nodes from Cluster",
-    ("spec.model_checks", "spec.model"): "a model is checked as it is made; the file of its checks has its type alone",
+    **{
+        (
+            f"spec.checks.{file}",
+            "spec.model",
+        ): "a model is checked as it is made; files of its checks have its type alone"
+        for file in (path.stem for path in (PACKAGE / "spec" / "checks").glob("[a-z]*.py"))
+    },
 }
 """(file, file that it imports) -> why this arrow closes a circle all the same."""
 

@@ -144,7 +144,9 @@ def test_a_rehearsals_chunks_end_within_its_sequences() -> None:
 def test_chunks_go_with_the_model_type() -> None:
     with pytest.raises(AutoshardError) as raised:
         replace(LLAMA, chunked_attention=ChunkedAttention(8, True))
-    assert str(raised.value) == "model_type=llama of tiny-llama has no chunked_attention; that is of llama4_text"
+    assert str(raised.value) == (
+        "chunked_attention of tiny-llama must be absent with model_type=llama; that is of llama4_text"
+    )
     with pytest.raises(AutoshardError) as raised:
         replace(MODELS["llama4"], chunked_attention=None)
     assert str(raised.value) == "model_type=llama4_text of tiny-llama needs chunked_attention, which is absent"

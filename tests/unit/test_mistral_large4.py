@@ -168,8 +168,7 @@ def test_other_families_take_no_compressed_keys() -> None:
     with pytest.raises(AutoshardError) as raised:
         replace(LLAMA, kv_source_layers=(0, 0, 2, 3))
     assert str(raised.value) == (
-        "kv_source_layers of tiny-llama must be absent: each block of model_type=llama makes keys and values of its "
-        "own; blocks of mistral_large4_text may take those of another one"
+        "kv_source_layers of tiny-llama must be absent with model_type=llama; that is of mistral_large4_text"
     )
 
 

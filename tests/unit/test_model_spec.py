@@ -63,16 +63,13 @@ def test_eight_query_heads_on_two_key_value_heads_are_groups_of_four() -> None:
         (
             {"shared_expert_intermediate_size": 8},
             (
-                "shared_expert_intermediate_size=8 of small must be 0: "
-                f"model_type=llama has no shared expert; {with_trait(SHARED)} has"
+                "shared_expert_intermediate_size=8 of small must be 0 with model_type=llama; "
+                f"that is of {with_trait(SHARED)}"
             ),
         ),
         (
             {"use_parallel_residual": True},
-            (
-                "use_parallel_residual=True of small must be False: model_type=llama runs attention and MLP "
-                "one after the other; gpt_neox, stablelm can run them side by side"
-            ),
+            ("use_parallel_residual=True of small must be False with model_type=llama; that is of gpt_neox, stablelm"),
         ),
         ({"hidden_act": "relu"}, "hidden_act='relu' of small must be one of: silu"),
         (
@@ -108,7 +105,7 @@ def test_eight_query_heads_on_two_key_value_heads_are_groups_of_four() -> None:
         ),
         (
             {"rope_scaling": {"factor": 8.0}},
-            "rope_scaling=an object of 1 of small must be null or an object with a rope_type",
+            "rope_scaling=an object of 1 of small must be null or an object with rope_type",
         ),
         ({"tie_word_embeddings": 1}, "tie_word_embeddings=1 of small must be true or false"),
         ({"sliding_window": 0}, "sliding_window=0 of small must be a whole number from 1 to 1,000,000,000"),

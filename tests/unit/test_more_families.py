@@ -804,16 +804,18 @@ def test_only_cohere2_moe_leaves_norms_and_the_mean_of_experts_to_the_config() -
     with pytest.raises(AutoshardError) as error:
         replace(MODELS["cohere2"], use_rms_norm=True)
     assert str(error.value) == (
-        "use_rms_norm=True of tiny-llama must be False: model_type=cohere2 says itself which norms it has; the "
-        "config says it of cohere2_moe"
+        "use_rms_norm=True of tiny-llama must be False with model_type=cohere2; that is of cohere2_moe"
     )
-    for model in (MODELS["hy3"], replace(MODELS["cohere2 moe, RMS norms"], shared_expert_intermediate_size=0)):
+    for model, why in (
+        (MODELS["hy3"], " with model_type=hy_v3; that is of cohere2_moe"),
+        (
+            replace(MODELS["cohere2 moe, RMS norms"], shared_expert_intermediate_size=0, averages_shared_expert=False),
+            ": it has no shared expert",
+        ),
+    ):
         with pytest.raises(AutoshardError) as error:
             replace(model, averages_shared_expert=True)
-        assert str(error.value) == (
-            "averages_shared_expert=True of tiny-llama must be False: it adds its shared expert, if any; cohere2_moe "
-            "may take the mean"
-        )
+        assert str(error.value) == f"averages_shared_expert=True of tiny-llama must be False{why}"
     with pytest.raises(AutoshardError, match=r"^use_rms_norm=1 of tiny-llama must be true or false$"):
         replace(MODELS["cohere2 moe"], use_rms_norm=1)  # type: ignore[arg-type]
 

@@ -30,7 +30,7 @@ from tests.multiprocess.models import MODELS
 from tests.multiprocess.plans import FP32, plan_of, strategy
 from tests.unit.weight_folders import huggingface_folder, weights, write_safetensors
 
-PREDICTING = "deepseek_v3, kimi_k2, glm4_moe, glm4_moe_lite, deepseek_v32, glm_moe_dsa have"
+PREDICTING = "deepseek_v3, kimi_k2, glm4_moe, glm4_moe_lite, deepseek_v32, glm_moe_dsa"
 MODULE = MultiTokenPrediction()
 TINY = MODELS["deepseek v3, predicting"]
 WITHOUT = MODELS["deepseek v3"]
@@ -104,7 +104,7 @@ def test_a_plan_names_the_module_and_its_weight() -> None:
         ),
         (
             {"model": "qwen3-8b"},
-            f"mtp_num_layers=1 of qwen3-8b must be absent: model_type=qwen3 has no prediction module; {PREDICTING}",
+            f"multi_token_prediction of qwen3-8b must be absent with model_type=qwen3; that is of {PREDICTING}",
         ),
     ],
 )

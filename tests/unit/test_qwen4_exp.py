@@ -142,11 +142,23 @@ def test_a_config_that_would_be_another_model_is_refused(fields: Mapping[str, An
 @pytest.mark.parametrize(
     ("name", "fields", "text"),
     [
-        ("llama", {"gated_residual": SMALL.gated_residual}, "has no gated_residual; that is of qwen4_exp_text"),
+        (
+            "llama",
+            {"gated_residual": SMALL.gated_residual},
+            "must be absent with model_type=llama; that is of qwen4_exp_text",
+        ),
         ("qwen4 exp", {"gated_residual": None}, "needs gated_residual, which is absent"),
-        ("qwen4 exp", {"gated_residual": 4}, "gated_residual=4 of tiny-llama must be an object with an hc_count"),
-        ("llama", {"ngram_embedding": SMALL.ngram_embedding}, "has a table of n-grams; those of qwen4_exp_text may"),
-        ("qwen4 exp", {"ngram_embedding": 4}, "ngram_embedding=4 of tiny-llama must be an object with an ngram_size"),
+        ("qwen4 exp", {"gated_residual": 4}, "=4 of tiny-llama must be null or an object with hc_count"),
+        (
+            "llama",
+            {"ngram_embedding": SMALL.ngram_embedding},
+            "must be absent with model_type=llama; that is of qwen4_exp_text",
+        ),
+        (
+            "qwen4 exp",
+            {"ngram_embedding": 4},
+            "=4 of tiny-llama must be null or an object with ngram_size",
+        ),
         ("qwen4 exp", {"ngram_types": ()}, "both must be absent without tables"),
         (
             "qwen4 exp",
@@ -155,7 +167,7 @@ def test_a_config_that_would_be_another_model_is_refused(fields: Mapping[str, An
         ),
         ("qwen4 exp", {"ngram_types": ("none",) * 3}, "ngram_types of tiny-llama has 3 entries; num_hidden_layers=4"),
         ("qwen4 exp", {"indexer": Indexer(4, 12, 4)}, "index_kpool=null of tiny-llama must be a number of tokens"),
-        ("qwen4 exp", {"indexer": 3}, "indexer=3 of tiny-llama must be an object with an index_topk"),
+        ("qwen4 exp", {"indexer": 3}, "indexer=3 of tiny-llama must be null or an object with index_n_heads"),
         (
             "qwen4 exp",
             {"indexer": Indexer(4, 12, 4, index_kpool=2, turns_end=True, key_norm_eps=1e-5)},

@@ -213,7 +213,7 @@ def test_what_cannot_be_is_refused() -> None:
     ):
         check_routing(MIXTRAL, with_imbalance(TRAINING, 5.0))
     with pytest.raises(
-        AutoshardError, match=r"^expert_imbalance=0\.5 of the training must be at least 1: the busiest "
+        AutoshardError, match=r"^expert_imbalance=0\.5 of the training must be a finite number of at least 1$"
     ):
         replace(TRAINING, expert_imbalance=0.5)
     with pytest.raises(
