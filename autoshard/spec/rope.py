@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import log, sqrt
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from autoshard.errors import AutoshardError
-from autoshard.files.codec import Absence, Count, Limit, Positive
-from autoshard.files.fields import check_choice, check_flag, check_integer, check_not_negative, check_positive, show
+from autoshard.files.annotated import check_annotated
+from autoshard.files.codec import Absence, Count, Limit, NotNegative, Positive
+from autoshard.files.fields import check_choice, check_integer, check_positive, show
 
 DYNAMIC, LONGROPE = "dynamic", "longrope"
 """rope_types of which the frequencies follow from the length of a row, too."""
@@ -16,6 +17,27 @@ ROPE_TYPES = ("linear", "llama3", "yarn", DYNAMIC, LONGROPE)
 MOST_FREQUENCIES = 10_000
 PROPORTIONAL = "proportional"
 """rope_type of Gemma 4 alone: a part of the frequencies of whole heads turn; the others, the slowest, are 0."""
+_ORIGINAL = "original_max_position_embeddings"
+
+
+class _Fields(NamedTuple):
+    """The fields of a rope_type besides its factor: those that it needs, and those that it may have."""
+
+    needs: tuple[str, ...] = ()
+    may_have: tuple[str, ...] = ()
+
+
+_FIELDS = {
+    "linear": _Fields(),
+    "llama3": _Fields(("low_freq_factor", "high_freq_factor", _ORIGINAL)),
+    "yarn": _Fields(
+        (_ORIGINAL, "beta_fast", "beta_slow"), ("truncate", "attention_factor", "mscale", "mscale_all_dim")
+    ),
+    DYNAMIC: _Fields((_ORIGINAL,)),
+    LONGROPE: _Fields((_ORIGINAL, "short_factor", "long_factor"), ("attention_factor",)),
+    PROPORTIONAL: _Fields(("partial_rotary_factor",)),
+}
+_OF_SOME_TYPES = tuple(dict.fromkeys(field for one in _FIELDS.values() for field in (*one.needs, *one.may_have)))
 
 
 @dataclass(frozen=True)
@@ -43,98 +65,43 @@ class RopeScaling:
 
     rope_type: str
     factor: Positive
-    low_freq_factor: float | None = None
-    high_freq_factor: float | None = None
+    low_freq_factor: Positive | None = None
+    high_freq_factor: Positive | None = None
     original_max_position_embeddings: Count | None = None
-    beta_fast: Annotated[float | None, Absence.WRITTEN] = None
-    beta_slow: Annotated[float | None, Absence.WRITTEN] = None
+    beta_fast: Annotated[Positive | None, Absence.WRITTEN] = None
+    beta_slow: Annotated[Positive | None, Absence.WRITTEN] = None
     truncate: Annotated[bool | None, Absence.WRITTEN] = None
-    attention_factor: Annotated[float | None, Absence.WRITTEN] = None
-    mscale: Annotated[float | None, Absence.WRITTEN] = None
-    mscale_all_dim: Annotated[float | None, Absence.WRITTEN] = None
+    attention_factor: Annotated[NotNegative | None, Absence.WRITTEN] = None
+    mscale: Annotated[NotNegative | None, Absence.WRITTEN] = None
+    mscale_all_dim: Annotated[NotNegative | None, Absence.WRITTEN] = None
     partial_rotary_factor: Annotated[float | None, Absence.WRITTEN, Limit(above=0, at_most=1)] = None
     short_factor: Annotated[tuple[float, ...], Absence.WRITTEN, Limit(most_items=MOST_FREQUENCIES)] = ()
     long_factor: Annotated[tuple[float, ...], Absence.WRITTEN, Limit(most_items=MOST_FREQUENCIES)] = ()
 
     def __post_init__(self) -> None:
-        check_choice("rope_scaling", "rope_type", self.rope_type, (*ROPE_TYPES, PROPORTIONAL))
-        check_positive("rope_scaling", "factor", self.factor)
-        self._check_yarn()
-        self._check_proportional()
-        self._check_longrope()
-        if self.rope_type in ("yarn", LONGROPE):
-            return
-        low, high, original = self.low_freq_factor, self.high_freq_factor, self.original_max_position_embeddings
-        if self.rope_type in ("linear", PROPORTIONAL):
-            if (low, high, original) != (None, None, None):
-                more = " and a partial_rotary_factor" if self.rope_type == PROPORTIONAL else ""
-                raise AutoshardError(
-                    f"rope_scaling of rope_type={self.rope_type!r} has a factor{more} and nothing else"
-                )
-            return
-        if self.rope_type == DYNAMIC:
-            if (low, high) != (None, None):
-                raise AutoshardError("low_freq_factor and high_freq_factor of rope_scaling go with rope_type='llama3'")
-            check_integer("rope_scaling", "original_max_position_embeddings", original)
-            return
-        check_positive("rope_scaling", "low_freq_factor", low)
-        check_positive("rope_scaling", "high_freq_factor", high)
-        check_integer("rope_scaling", "original_max_position_embeddings", original)
-        if low is not None and high is not None and low > high:
-            raise AutoshardError(f"low_freq_factor={low} of rope_scaling must be at most high_freq_factor={high}")
-
-    def _check_longrope(self) -> None:
-        """The fields that longrope needs, and that others have not."""
-        both = {"short_factor": self.short_factor, "long_factor": self.long_factor}
-        if self.rope_type != LONGROPE:
-            for field, factors in both.items():
-                if factors:
-                    raise AutoshardError(f"{field} of rope_scaling goes with rope_type={LONGROPE!r}")
-            return
-        check_integer("rope_scaling", "original_max_position_embeddings", self.original_max_position_embeddings, 2)
-        if self.attention_factor is not None:
-            check_not_negative("rope_scaling", "attention_factor", self.attention_factor)
-        for field, factors in both.items():
-            if not isinstance(factors, tuple) or not factors:
-                raise AutoshardError(f"{field}={show(factors)} of rope_scaling must be a list of numbers above 0")
+        of = "rope_scaling"
+        check_choice(of, "rope_type", self.rope_type, _FIELDS)
+        check_annotated(of, self)
+        own = _FIELDS[self.rope_type]
+        for field in _OF_SOME_TYPES:
+            is_given = getattr(self, field) not in (None, ())
+            if not is_given and field in own.needs:
+                raise AutoshardError(f"{field} of {of} must be given with rope_type={self.rope_type!r}")
+            if is_given and field not in (*own.needs, *own.may_have):
+                known = (name for name, one in _FIELDS.items() if field in (*one.needs, *one.may_have))
+                raise AutoshardError(f"{field} of {of} goes with rope_type={' or '.join(known)}, not {self.rope_type}")
+        for low, high in (("low_freq_factor", "high_freq_factor"), ("beta_slow", "beta_fast")):
+            least, most = getattr(self, low), getattr(self, high)
+            if least is not None and least > most:
+                raise AutoshardError(f"{low}={least} of {of} must be at most {high}={most}")
+        if self.rope_type == LONGROPE:
+            check_integer(of, _ORIGINAL, self.original_max_position_embeddings, at_least=2)
+        for field in ("short_factor", "long_factor"):
+            factors = getattr(self, field)
+            if not isinstance(factors, tuple):
+                raise AutoshardError(f"{field}={show(factors)} of {of} must be a list of numbers above 0")
             for number in factors:
-                check_positive("rope_scaling", f"a number of {field}", number)
-
-    def _check_proportional(self) -> None:
-        part = self.partial_rotary_factor
-        if self.rope_type != PROPORTIONAL:
-            if part is not None:
-                known = f"rope_type={PROPORTIONAL!r}, not {self.rope_type!r}"
-                raise AutoshardError(f"partial_rotary_factor of rope_scaling goes with {known}")
-            return
-        check_positive("rope_scaling", "partial_rotary_factor", part)
-        if part is not None and part > 1:
-            raise AutoshardError(f"partial_rotary_factor={part} of rope_scaling must be at most 1")
-
-    def _check_yarn(self) -> None:
-        """The fields that yarn needs, that it may have, and that others have not."""
-        more = ("beta_fast", "beta_slow", "truncate", "attention_factor", "mscale", "mscale_all_dim")
-        if self.rope_type != "yarn":
-            for field in more:
-                if field == "attention_factor" and self.rope_type == LONGROPE:
-                    continue
-                if getattr(self, field) is not None:
-                    raise AutoshardError(f"{field} of rope_scaling goes with rope_type='yarn', not {self.rope_type!r}")
-            return
-        check_integer("rope_scaling", "original_max_position_embeddings", self.original_max_position_embeddings)
-        for field in ("beta_fast", "beta_slow"):
-            check_positive("rope_scaling", field, getattr(self, field))
-        for field in ("attention_factor", "mscale", "mscale_all_dim"):
-            if getattr(self, field) is not None:
-                check_not_negative("rope_scaling", field, getattr(self, field))
-        if self.truncate is not None:
-            check_flag("rope_scaling", "truncate", self.truncate)
-        if (self.low_freq_factor, self.high_freq_factor) != (None, None):
-            raise AutoshardError("low_freq_factor and high_freq_factor of rope_scaling go with rope_type='llama3'")
-        if self.beta_fast < self.beta_slow:  # type: ignore[operator]  # both are numbers
-            raise AutoshardError(
-                f"beta_slow={self.beta_slow} of rope_scaling must be at most beta_fast={self.beta_fast}"
-            )
+                check_positive(of, f"a number of {field}", number)
 
     def shrunk(self, frequencies: int) -> RopeScaling:
         """The same for so many frequencies, fewer than before: some of the factors of longrope, in their order."""
