@@ -11,7 +11,7 @@ from autoshard.files.fields import show
 from autoshard.graph.recompute import FULL_RECOMPUTE
 from autoshard.interop.deepspeed import AUTO, NO_DEVICE, NO_LENGTH, NO_RECOMPUTE, OFFLOADED, STAGES
 from autoshard.interop.torchtitan import CONTEXT_PARALLEL, NOTES
-from autoshard.interop.written_layout import MISSING, WrittenLayout
+from autoshard.interop.written_layout import MISSING, NO_COPIES, WrittenLayout
 from autoshard.interop.yaml_values import Values
 
 KIND = "distributed_type"
@@ -167,10 +167,9 @@ def _deepspeed(values: Values) -> dict[str, Any]:
 
 def _warnings(values: Values) -> Iterator[str]:
     """Sentences about fields that change a step and are not in the price."""
-    host = "and no copies to and from the host"
     if values.flag("fsdp_config.fsdp_offload_params"):
-        yield f"fsdp_config.fsdp_offload_params=True: priced with parameters on the devices, {host}"
+        yield f"fsdp_config.fsdp_offload_params=True: priced with parameters on the devices, {NO_COPIES}"
     for part, what in OFFLOADED.items():
         device = values.get(f"deepspeed_config.{part}_device")
         if device not in NO_DEVICE:
-            yield f"deepspeed_config.{part}_device={show(device)}: priced with {what} on the devices, {host}"
+            yield f"deepspeed_config.{part}_device={show(device)}: priced with {what} on the devices, {NO_COPIES}"

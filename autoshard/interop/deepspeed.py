@@ -8,7 +8,7 @@ from typing import Any
 
 from autoshard.errors import AutoshardError
 from autoshard.files.fields import show
-from autoshard.interop.written_layout import MISSING, WrittenLayout
+from autoshard.interop.written_layout import MISSING, NO_COPIES, WrittenLayout
 from autoshard.interop.yaml_values import Values
 
 ZERO, MICRO, RUNS, BATCH = (
@@ -122,7 +122,7 @@ def _warnings(values: Values) -> Iterator[str]:
     for key, what in OFFLOADED.items() if isinstance(values.peek(ZERO), Mapping) else ():
         if values.get(f"{ZERO}.{key}") is not None and values.get(f"{ZERO}.{key}.device") not in NO_DEVICE:
             device = show(values.get(f"{ZERO}.{key}.device"))
-            yield f"{ZERO}.{key}.device={device}: priced with {what} on the devices, and no copies to and from the host"
+            yield f"{ZERO}.{key}.device={device}: priced with {what} on the devices, {NO_COPIES}"
     optimizer = values.get("optimizer.type")
     if optimizer is not None and str(optimizer).lower() not in ADAM:
         yield f"optimizer.type={show(optimizer)} is priced as AdamW, with two moments"

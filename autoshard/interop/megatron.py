@@ -13,7 +13,7 @@ from autoshard.errors import AutoshardError
 from autoshard.graph.recompute import ATTENTION_UP, FULL_RECOMPUTE, NO_RECOMPUTE, SELECTED, SELECTIVE, canonical
 from autoshard.interop.launch_script import NOWHERE, Place, read_script, told_of, warned_of
 from autoshard.interop.megatron_stages import LAYOUT, STAGE_FLAGS, layout_warning, uneven_stages, virtual_stages
-from autoshard.interop.written_layout import MISSING, WrittenLayout, number, whole_number
+from autoshard.interop.written_layout import LORA, MISSING, WrittenLayout, number, whole_number
 from autoshard.interop.written_model import SAME_PRICE, WrittenModel, guessed_vocabulary
 from autoshard.layout.mesh import tensor_ranks_apart
 from autoshard.schedules import usual_schedule
@@ -465,7 +465,7 @@ def _warnings(flags: dict[str, str], options: dict[str, Any]) -> Iterator[str]:
         yield apart
     for flag in flags:
         if ("lora" in flag and flag not in SIZES) or flag == "peft-scheme":
-            yield f"--{flag}: priced as training of all weights; LoRA freezes most of them"
+            yield LORA.format(said=f"--{flag}")
     if options["cp"] > 1 and TWO_LEVELS in flags.get("cp-comm-type", "").split():
         yield f"--cp-comm-type {TWO_LEVELS} is priced as p2p, a ring over all ranks of cp"
     if KEYS in flags and GROUPED not in flags:

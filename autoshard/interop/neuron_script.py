@@ -15,7 +15,7 @@ from autoshard.errors import AutoshardError
 from autoshard.graph.recompute import FULL_RECOMPUTE, NO_RECOMPUTE
 from autoshard.interop.launch_script import Place, Script, read_script, told_of, warned_of
 from autoshard.interop.nxdt import RECOMPUTED, instance_of, not_run, recomputed_by, run_by
-from autoshard.interop.written_layout import MISSING, WrittenLayout, number, whole_number
+from autoshard.interop.written_layout import LORA, MISSING, WrittenLayout, number, whole_number
 from autoshard.interop.written_model import WrittenModel
 from autoshard.layout.mesh import devices_objection
 from autoshard.schedules import usual_schedule
@@ -287,4 +287,4 @@ def _model(flags: Mapping[str, str]) -> WrittenModel:
 def _warnings(flags: Mapping[str, str]) -> Iterator[str]:
     """Sentences about flags that change a step and are not in the price."""
     if any("lora" in flag for flag in flags):
-        yield "--enable_lora: priced as training of all weights; LoRA freezes most of them"
+        yield LORA.format(said="--enable_lora")

@@ -9,7 +9,7 @@ from typing import Any
 
 from autoshard.errors import AutoshardError
 from autoshard.graph.recompute import NO_RECOMPUTE, canonical
-from autoshard.interop.written_layout import WrittenLayout, number
+from autoshard.interop.written_layout import DPO, WrittenLayout, number
 from autoshard.interop.written_model import WrittenModel, guessed_vocabulary
 from autoshard.interop.yaml_values import Values, length_note
 from autoshard.schedules import usual_schedule
@@ -229,10 +229,7 @@ def _warnings(found: Values) -> Iterator[str]:
             "and keeps no gradients and no optimizer state of the weights that it freezes"
         )
     if found.get(f"{alignment}.dpo"):
-        yield (
-            f"{alignment}.dpo: priced as plain training on global_batch_size sequences; DPO runs a chosen and a "
-            "rejected one for each, and before that the reference model"
-        )
+        yield DPO.format(said=f"{alignment}.dpo", batch="global_batch_size")
     if found.get(f"{alignment}.orpo"):
         yield (
             f"{alignment}.orpo: priced as plain training on global_batch_size sequences; ORPO runs a chosen and a "

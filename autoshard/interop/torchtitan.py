@@ -11,7 +11,7 @@ from autoshard.backends.torch import TORCH
 from autoshard.errors import AutoshardError
 from autoshard.files.fields import show
 from autoshard.interop.torchtitan_stages import EACH, SPLITS, STAGE_KEYS, stages_of
-from autoshard.interop.written_layout import WrittenLayout, whole_number
+from autoshard.interop.written_layout import LORA, WrittenLayout, whole_number
 from autoshard.interop.written_model import WrittenModel, property_of
 from autoshard.models.registry import load_model
 from autoshard.schedules import usual_schedule
@@ -299,14 +299,14 @@ def _warnings(data: Mapping[str, Any]) -> Iterator[str]:
     """Sentences about fields that change a step and are not in the price."""
     for name in _converters(data):
         if "lora" in name.lower():
-            yield f"model.converters has {name}: priced as training of all weights; LoRA freezes most of them"
+            yield LORA.format(said=f"model.converters has {name}")
         elif not _products(name):
             yield f"model.converters has {name}: it is not in the price"
     for call in _section(data, UNREAD):
         yield f"{call}: what it sets is not read"
     for section in ("lora", "peft"):
         if section in data:
-            yield f"[{section}]: priced as training of all weights; LoRA freezes most of them"
+            yield LORA.format(said=f"[{section}]")
     training, optimizer = _section(data, "training"), str(_section(data, "optimizer").get("name", "AdamW"))
     for key, priced in {PARAMETERS: ("bfloat16", *PRECISIONS), "mixed_precision_reduce": ("float32",)}.items():
         if training.get(key, priced[0]) not in priced:

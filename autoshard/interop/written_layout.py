@@ -13,6 +13,14 @@ from autoshard.interop.written_model import WrittenModel
 
 MISSING = "???"
 """The value of an option that must be given and that a file leaves open: OmegaConf's word for such a field."""
+LORA = "{said}: priced as training of all weights; LoRA freezes most of them"
+DPO = (
+    "{said}: priced as plain training on {batch} sequences; DPO runs a chosen and a rejected one for each, and before "
+    "that the reference model"
+)
+"""Warnings on kinds of training that have no price of their own."""
+NO_COPIES = "and no copies to and from the host"
+"""The end of a warning on what lies on the host, and is priced on the devices."""
 
 
 _VARIABLE = re.compile(r"\$(?:\w+|\{\w+\})")
