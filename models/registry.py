@@ -42,6 +42,11 @@ def repositories(name: str) -> tuple[str, ...]:
     return tuple(repository for repository, model in _repositories().items() if model == name)
 
 
+def model_of_repository(repository: str) -> str | None:
+    """The built-in model whose config a Hugging Face repository has, in whatever case; None where there is none."""
+    return next((name for known, name in _repositories().items() if known.lower() == repository.lower()), None)
+
+
 def is_user_module(text: str) -> bool:
     """Whether a text names a class, or a function that makes a module, in a Python file: 'my_file.py:MyModel'."""
     return USER_MODULE.fullmatch(text) is not None
@@ -84,9 +89,8 @@ def _config_file(name_or_path: str) -> Path | str:
             )
         return name_or_path
     known = _repositories()
-    for repository, name in known.items():
-        if repository.lower() == name_or_path.lower():
-            return files[name]
+    if (name := model_of_repository(name_or_path)) is not None:
+        return files[name]
     files = {**files, **_plugin_config_files()}
     if name_or_path in files:
         return files[name_or_path]

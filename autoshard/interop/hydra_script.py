@@ -13,13 +13,18 @@ from typing import Any
 from autoshard.errors import AutoshardError
 from autoshard.files.text_file import printable, read_text
 from autoshard.files.yaml_file import parse_yaml, read_yaml
+from autoshard.interop.hyperpod import ENVELOPE, INSTANCE
 from autoshard.interop.launch_script import Place, Values, commands, told_values, values_of
 from autoshard.interop.shell_conditions import unconditional
 
 SECTIONS = ("model", "trainer", "distributed_strategy", "data")
 """Parts of a configuration that say something of a layout."""
-LAUNCHER = "training"
-"""The part in which the NeMo Framework Launcher has such a configuration: training=llama/llama3_70b names its file."""
+LAUNCHERS = {
+    "training": ("conf", "training", "the NeMo Framework Launcher"),
+    ENVELOPE: ("recipes_collection", "recipes", "SageMaker HyperPod"),
+}
+"""Parts in which a launcher has such a configuration, by whose name an override such as training=llama/llama3_70b names
+its file: the folder of all configurations, that of these within it, and whose they are."""
 MOST_BYTES = 1_000_000
 DEEPEST = 20
 """Parts of a field's path, at most."""
@@ -27,10 +32,13 @@ DEVICES = "trainer.devices"
 _PATH = r"[A-Za-z_][\w.-]*"
 _OVERRIDE = re.compile(rf"(\+{{1,2}}|~)?({_PATH})(?:@[\w.]+)?(?:=(.*))?", re.DOTALL)
 _MARK = re.compile(
-    rf"""(?<![\w.$/-])["']?(?:\+{{1,2}}|~)?(?:{LAUNCHER}=\w|(?:{LAUNCHER}\.)?(?:{"|".join(SECTIONS)})\.[\w.]+=)"""
-    r"|--config-name\b"
+    rf"""(?<![\w.$/-])["']?(?:\+{{1,2}}|~)?(?:(?:{"|".join(LAUNCHERS)})=\w
+    |(?:(?:{"|".join(LAUNCHERS)})\.)?(?:{"|".join(SECTIONS)})\.[\w.]+=)"""
+    r"|--config-name\b",
+    re.VERBOSE,
 )
 """The begin of an override of such a part, or a flag of Hydra's."""
+_OF_RECIPE = re.compile(rf"[+~]*(?:{ENVELOPE}\.|{INSTANCE}=)")
 _FLAGS = {
     **dict.fromkeys(("--config-path", "-cp"), "path"),
     **dict.fromkeys(("--config-name", "-cn"), "name"),
@@ -81,7 +89,8 @@ def configured(text: str, place: Place) -> Configured:
     if file is None:
         data.setdefault("name", Path(program).stem)
     for word in overrides:
-        _override(data, word)
+        if ENVELOPE not in data or _OF_RECIPE.match(word):  # the rest is on the cluster, some of it by a group's name
+            _override(data, word)
     warnings = []
     if unread := [word for word in found if word.startswith("$")]:
         told = "variables to which the script gives no value, or several; overrides in them are not read"
@@ -172,16 +181,10 @@ def _base(
 ) -> tuple[dict[str, Any], Path | None]:
     """(the configuration of the file that a program takes, that file); empty and None where it is not here."""
     folders = list(dict.fromkeys(_folders(program, place)))
-    if chosen := next((word for word in overrides if word.startswith(f"{LAUNCHER}=")), None):
+    if chosen := next((word for word in overrides if word.partition("=")[0] in LAUNCHERS), None):
         overrides.remove(chosen)
-        option = chosen.partition("=")[2]
-        file = _found(folders, "conf", f"{LAUNCHER}/{option}")
-        if file is None:
-            told = f"conf/{LAUNCHER}/{option}.yaml of the NeMo Framework Launcher"
-            raise AutoshardError(
-                f"{printable(chosen)[:60]} is {printable(told)[:100]}, which is not here: give that file instead"
-            )
-        return {LAUNCHER: _read(file)}, file
+        part, _, option = chosen.partition("=")
+        return _of_launcher(part, option, [*folders, *_above(Path(place.folder))])
     if "name" not in flags:
         flags |= {**_of_program(program, folders), **flags}
     name, path = flags.get("name"), flags.get("path", "")
@@ -198,6 +201,19 @@ def _base(
     return {}, None
 
 
+def _of_launcher(part: str, option: str, folders: list[Path]) -> tuple[dict[str, Any], Path]:
+    """(a launcher's configuration with the file that an override chooses for a part, that file). The rest of it says
+    the instance alone. Raises AutoshardError where the file is not here."""
+    every, own, launcher = LAUNCHERS[part]
+    file = _found(folders, every, f"{own}/{option}")
+    if file is None:
+        said, told = printable(f"{part}={option}")[:80], printable(f"{every}/{own}/{option}.yaml of {launcher}")[:150]
+        raise AutoshardError(f"{said} is {told}, which is not here: give that file instead")
+    rest = None if part != ENVELOPE else _found(folders, every, "config")
+    instance = {} if rest is None else {INSTANCE: _read(rest).get(INSTANCE)}
+    return {part: _read(file), **instance}, file
+
+
 def _whose(program: str, flags: Mapping[str, str]) -> str:
     """The name of the configuration file that a program takes, as far as a script says it."""
     said = "/".join(flags[part] for part in ("path", "name") if part in flags)
@@ -212,11 +228,15 @@ def _folders(program: str, place: Place) -> Iterator[Path]:
         yield own / said
     yield own
     last = said.name if "$" not in said.name else ""
+    yield from (one / last for one in _above(own) if last)
+
+
+def _above(folder: Path) -> list[Path]:
+    """The folders that a folder lies in, from the innermost on; none where it cannot be read."""
     try:
-        above = list(own.resolve().parents)[:DEEPEST]
+        return list(folder.resolve().parents)[:DEEPEST]
     except OSError:
-        above = []
-    yield from (one / last for one in above if last)
+        return []
 
 
 def _found(folders: list[Path], path: str, name: str) -> Path | None:

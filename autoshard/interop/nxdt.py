@@ -96,7 +96,7 @@ GPT: dict[str, Any] = {
 DROPOUT = (*(f"model.{part}_dropout" for part in ("hidden", "attention", "ffn")), "model.moe.dropout")
 NO_EFFECT = re.compile(
     r"""(seed|compiler_\w+|aync_exec\w+|bucket_size_collectives|neuron_(rt_exec|experimental)\w+)
-    |exp_manager\..*|data\..*|model_alignment_strategy\.(sft|peft|dpo|orpo)\..*
+    |run\..*|exp_manager\..*|data\..*|model_alignment_strategy\.(sft|peft|dpo|orpo)\..*
     |trainer\.(max|log|val|check_val|num_sanity|limit|gradient_clip|sequential_move)_?\w*
     |model\.(optim\..*|model_config|(use_cpu|weight)_init\w*|init_method_std|use_scaled_init_method|persist_layer_norm
         |apply_query_key_layer_scaling|do_layer_norm_weight_decay|make_vocab_size_divisible_by|transpose_nki_inputs
@@ -114,7 +114,7 @@ def nxdt_layout(data: Mapping[str, Any]) -> WrittenLayout:
 
     Degrees default to 1 and zero1 to True, as in NxDT. Raises AutoshardError for values that make no layout.
     """
-    values = Values(data, FOLLOWS)
+    values = Values(data, FOLLOWS, root="recipes.")
     options = _sizes(values)
     ring = values.flag("model.fusions.ring_attention") or False
     asked = values.flag("model.fusions.flash_attention") or ring

@@ -17,6 +17,7 @@ from autoshard.files.yaml_file import parse_yaml
 from autoshard.interop.accelerate import accelerate_layout, is_accelerate
 from autoshard.interop.deepspeed import deepspeed_layout, is_deepspeed
 from autoshard.interop.hydra_script import configured, is_hydra_script
+from autoshard.interop.hyperpod import hyperpod_layout, is_hyperpod, on_instance, recipe_in
 from autoshard.interop.launch_script import Place, Script, warned_of
 from autoshard.interop.megatron import NO_FLAGS, is_megatron_script, megatron_layout
 from autoshard.interop.nemo import is_nemo, nemo_layout
@@ -34,10 +35,10 @@ MOST_BYTES = 1_000_000
 
 
 def read_written_layout(path: str, nodes: int | None = None) -> WrittenLayout:
-    """The layout in a recipe, a configuration of NxDT, NeMo or Accelerate (YAML), of DeepSpeed (JSON) or torchtitan
-    (TOML, or a Python registry as file.py:function), or in a script with arguments of Megatron, NxD's examples or
-    Optimum Neuron, or with overrides of NeMo or NxDT (text). nodes: where they are known, for scripts that count with
-    them.
+    """The layout in a recipe, a configuration of NxDT, NeMo, Accelerate or HyperPod (YAML), of DeepSpeed (JSON) or
+    torchtitan (TOML, or a Python registry as file.py:function), or in a script with arguments of Megatron, NxD's
+    examples or Optimum Neuron, or with overrides of NeMo, NxDT or HyperPod (text). nodes: where they are known,
+    for scripts that count with them.
 
     Raises AutoshardError, naming the file, for anything else.
     """
@@ -60,8 +61,8 @@ def read_written_layout(path: str, nodes: int | None = None) -> WrittenLayout:
     written = _in_file(where, partial(_script_layout, place=Place(nodes, str(Path(path).parent))), text)
     if written is None:
         raise AutoshardError(
-            f"{where} is no layout: a plan (.json), a recipe, a configuration of NxDT, NeMo or Accelerate (.yaml), of "
-            "DeepSpeed (.json) or torchtitan (.toml or .py:name), Megatron's arguments (text with "
+            f"{where} is no layout: a plan (.json), a recipe, a configuration of NxDT, NeMo, Accelerate or HyperPod "
+            "(.yaml), of DeepSpeed (.json) or torchtitan (.toml or .py:name), Megatron's arguments (text with "
             "--tensor-model-parallel-size), a script of NxD or Optimum Neuron (--tensor_parallel_size), or one with "
             "overrides of NeMo (model.tensor_model_parallel_size=) would be"
         )
@@ -148,8 +149,16 @@ def _yaml_layout(data: object, environment: Mapping[str, str] = MappingProxyType
     """The layout in a parsed file. environment: variables that the program gets, as far as they are known."""
     if not isinstance(data, dict):
         raise AutoshardError("it must hold named fields")
+    recipe, instance = recipe_in(data)
+    return on_instance(_fields_layout(recipe, environment), instance)
+
+
+def _fields_layout(data: Mapping[str, Any], environment: Mapping[str, str]) -> WrittenLayout:
+    """The layout of named fields. environment: as in `_yaml_layout`."""
     if "distributed_strategy" in data:
         return nxdt_layout(data)
+    if is_hyperpod(data):
+        return hyperpod_layout(data)
     if is_nemo(data):
         return nemo_layout(data, environment)
     if is_accelerate(data):

@@ -33,7 +33,8 @@ class WrittenLayout:
 
     options: by the names of `autoshard plan`, pins included; what the file does not say is absent.
     fields: of Strategy, for choices that no option pins; besides, sequences_per_replica or microbatches (of each),
-    which say a global batch by its replicas. stages: where the format's own cut of a model is not even:
+    which say a global batch by its replicas, and shards, the ranks of dp and cp that share shards.
+    stages: where the format's own cut of a model is not even:
     (the model's blocks, pp, vpp or None for what the file says) -> blocks of each stage. complete: whether absent
     options have the format's defaults, rather than being left to the search. model: what the file says of its model.
     training_fields: of TrainingSpec, where the file overrules what `autoshard plan` takes. notes: what could not be

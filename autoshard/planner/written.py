@@ -163,8 +163,10 @@ def read_written(file: str, given: Mapping[str, Any], recipes: bool = True) -> W
         cut = partial(written.stages, problem.model.num_hidden_layers, pp, vpp)
         fields["stage_layers"] = in_file(file, cut)
         pinned["num_virtual_stages"] = len(fields["stage_layers"]) // pp
-    replicas = fields.pop("dp_replicate", None)
+    replicas, shards = fields.pop("dp_replicate", None), fields.pop("shards", None)
     strategy = completed(problem, {**pinned, **fields})
+    if shards is not None:
+        replicas = _of_shards(file, strategy, shards)
     if replicas is not None:
         strategy, why = _of_replicas(strategy, replicas)
         notes += why
@@ -180,6 +182,15 @@ def read_written(file: str, given: Mapping[str, Any], recipes: bool = True) -> W
         runs = problem.training.global_batch_size / (per_replica * strategy.dp)
         warnings += (ONE_RUN.format(count=per_replica, runs=runs),) if runs > 1 else ()
     return found(problem, strategy, own_cut)
+
+
+def _of_shards(file: str, strategy: Strategy, shards: int) -> int:
+    """Replicas of all shards, where so many ranks share them. Raises AutoshardError where there are not so many."""
+    ranks = strategy.dp * strategy.cp
+    if ranks % shards:
+        dims = f"dp={strategy.dp} x cp={strategy.cp}" if strategy.cp > 1 else f"dp={strategy.dp}"
+        raise AutoshardError(f"{file} shards over {shards} ranks, which must divide {dims}")
+    return ranks // shards
 
 
 def _of_replicas(strategy: Strategy, replicas: int) -> tuple[Strategy, tuple[str, ...]]:
