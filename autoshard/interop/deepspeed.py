@@ -8,7 +8,10 @@ from typing import Any
 
 from autoshard.errors import AutoshardError
 from autoshard.files.fields import show
-from autoshard.interop.written_layout import MISSING, NO_COPIES, WrittenLayout
+from autoshard.files.json_file import parse_json
+from autoshard.files.text_file import printable, read_text
+from autoshard.interop.script_files import named_file
+from autoshard.interop.written_layout import AS_ADAMW, MISSING, NO_COPIES, WrittenLayout
 from autoshard.interop.yaml_values import Values
 
 ZERO, MICRO, RUNS, BATCH = (
@@ -26,6 +29,7 @@ ADAM = ("adam", "adamw")
 OFFLOADED = {"offload_optimizer": "optimizer state", "offload_param": "parameters"}
 """Parts of ZeRO that may lie on the host, by what they hold."""
 NO_DEVICE = (None, "none")
+MOST_BYTES = 1_000_000
 NO_LENGTH = "the file does not say how long sequences are: as for autoshard plan where --seq-len says nothing else"
 NO_RECOMPUTE = "the file does not say what runs again in backward: nothing where --recompute says nothing else"
 NO_EFFECT = re.compile(
@@ -81,6 +85,33 @@ def deepspeed_layout(data: Mapping[str, Any]) -> WrittenLayout:
     )
 
 
+def filled(data: Mapping[str, Any], half: str | None) -> dict[str, Any]:
+    """The configuration with the formats that transformers' trainer fills in where they are left to it. half: bf16,
+    fp16, or None for neither."""
+    enabled = {
+        name: {**part, "enabled": name == half}
+        for name in ("bf16", "fp16")
+        if isinstance(part := data.get(name), Mapping) and part.get("enabled") == AUTO
+    }
+    return {**data, **enabled}
+
+
+def read_deepspeed(key: str, value: object, folder: str) -> dict[str, Any]:
+    """The configuration of DeepSpeed that a field of another framework's file holds or names.
+
+    key: what the file calls the field. folder: where the file is, which with those above it is looked through; the
+    current one is too. Raises AutoshardError where there is no such configuration.
+    """
+    if isinstance(value, str):
+        file = named_file(value, folder)
+        if file is None:
+            raise AutoshardError(f"{key}={show(value)} is not here: put it beside the file, or where that says")
+        value = parse_json(read_text(file, printable(file), MOST_BYTES).encode(), printable(file))
+    if not isinstance(value, dict) or not is_deepspeed(value):
+        raise AutoshardError(f"{key} is {show(value)}, which is no configuration of DeepSpeed, nor the name of one")
+    return value
+
+
 def _number(values: Values, key: str) -> int | None:
     """A whole number; None where there is none, and where one is filled in later."""
     return None if values.get(key) == AUTO else values.whole(key)
@@ -125,7 +156,7 @@ def _warnings(values: Values) -> Iterator[str]:
             yield f"{ZERO}.{key}.device={device}: priced with {what} on the devices, {NO_COPIES}"
     optimizer = values.get("optimizer.type")
     if optimizer is not None and str(optimizer).lower() not in ADAM:
-        yield f"optimizer.type={show(optimizer)} is priced as AdamW, with two moments"
+        yield AS_ADAMW.format(said=f"optimizer.type={show(optimizer)}")
 
 
 def _is_on(value: object) -> bool:

@@ -15,6 +15,7 @@ from autoshard.files.text_file import printable, read_text
 from autoshard.files.yaml_file import parse_yaml, read_yaml
 from autoshard.interop.hyperpod import ENVELOPE, INSTANCE
 from autoshard.interop.launch_script import Place, Values, commands, told_values, values_of
+from autoshard.interop.script_files import above
 from autoshard.interop.shell_conditions import unconditional
 
 SECTIONS = ("model", "trainer", "distributed_strategy", "data")
@@ -184,7 +185,7 @@ def _base(
     if chosen := next((word for word in overrides if word.partition("=")[0] in LAUNCHERS), None):
         overrides.remove(chosen)
         part, _, option = chosen.partition("=")
-        return _of_launcher(part, option, [*folders, *_above(Path(place.folder))])
+        return _of_launcher(part, option, [*folders, *above(Path(place.folder))])
     if "name" not in flags:
         flags |= {**_of_program(program, folders), **flags}
     name, path = flags.get("name"), flags.get("path", "")
@@ -228,15 +229,7 @@ def _folders(program: str, place: Place) -> Iterator[Path]:
         yield own / said
     yield own
     last = said.name if "$" not in said.name else ""
-    yield from (one / last for one in _above(own) if last)
-
-
-def _above(folder: Path) -> list[Path]:
-    """The folders that a folder lies in, from the innermost on; none where it cannot be read."""
-    try:
-        return list(folder.resolve().parents)[:DEEPEST]
-    except OSError:
-        return []
+    yield from (one / last for one in above(own) if last)
 
 
 def _found(folders: list[Path], path: str, name: str) -> Path | None:

@@ -13,7 +13,7 @@ from autoshard.errors import AutoshardError
 from autoshard.graph.recompute import ATTENTION_UP, FULL_RECOMPUTE, NO_RECOMPUTE, SELECTED, SELECTIVE, canonical
 from autoshard.interop.launch_script import NOWHERE, Place, read_script, told_of, warned_of
 from autoshard.interop.megatron_stages import LAYOUT, STAGE_FLAGS, layout_warning, uneven_stages, virtual_stages
-from autoshard.interop.written_layout import LORA, MISSING, WrittenLayout, number, whole_number
+from autoshard.interop.written_layout import AS_ADAMW, LORA, MISSING, WrittenLayout, number, whole_number
 from autoshard.interop.written_model import SAME_PRICE, WrittenModel, guessed_vocabulary
 from autoshard.layout.mesh import tensor_ranks_apart
 from autoshard.schedules import usual_schedule
@@ -485,7 +485,7 @@ def _warnings(flags: dict[str, str], options: dict[str, Any]) -> Iterator[str]:
         whole = f"no --{CUT_EXPERTS}: Megatron-DeepSpeed keeps experts whole on each rank of tp"
         yield f"{whole}; priced with tp={options['tp']}, as the rest"
     if flags.get("optimizer", "adam") != "adam":
-        yield f"--optimizer {flags['optimizer']} is priced as AdamW, with two moments"
+        yield AS_ADAMW.format(said=f"--optimizer {flags['optimizer']}")
     for said in _other_graphs(flags):
         yield f"{said}: no family of models here has it, and it is not in the price"
 

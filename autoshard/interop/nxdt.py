@@ -9,7 +9,7 @@ from typing import Any
 
 from autoshard.errors import AutoshardError
 from autoshard.graph.recompute import NO_RECOMPUTE, canonical
-from autoshard.interop.written_layout import DPO, WrittenLayout, number
+from autoshard.interop.written_layout import AS_ADAMW, DPO, WrittenLayout, number
 from autoshard.interop.written_model import WrittenModel, guessed_vocabulary
 from autoshard.interop.yaml_values import Values, length_note
 from autoshard.schedules import usual_schedule
@@ -241,7 +241,7 @@ def _warnings(found: Values) -> Iterator[str]:
         yield f"distributed_strategy.token_shuffle_group_size={shuffled}: the exchange of tokens is not in the price"
     optimizer = str(found.peek("model.optim.name") or "adamw")
     if not optimizer.startswith("adamw"):
-        yield f"model.optim.name={optimizer} is priced as AdamW, with two moments"
+        yield AS_ADAMW.format(said=f"model.optim.name={optimizer}")
     reduced = found.get("precision.parallel_layers_reduce_dtype") or "bf16"
     if reduced != "bf16" and found.get("precision.type") != "fp32":
         yield f"precision.parallel_layers_reduce_dtype={reduced}: tensor-parallel sums are priced in bf16"

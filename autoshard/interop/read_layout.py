@@ -15,6 +15,7 @@ from autoshard.files.text_file import printable, read_text
 from autoshard.files.toml_file import parse_toml
 from autoshard.files.yaml_file import parse_yaml
 from autoshard.interop.accelerate import accelerate_layout, is_accelerate
+from autoshard.interop.axolotl import axolotl_layout, is_axolotl
 from autoshard.interop.deepspeed import deepspeed_layout, is_deepspeed
 from autoshard.interop.hydra_script import configured, is_hydra_script
 from autoshard.interop.hyperpod import hyperpod_layout, is_hyperpod, on_instance, recipe_in
@@ -35,9 +36,9 @@ MOST_BYTES = 1_000_000
 
 
 def read_written_layout(path: str, nodes: int | None = None) -> WrittenLayout:
-    """The layout in a recipe, a configuration of NxDT, NeMo, Accelerate or HyperPod (YAML), of DeepSpeed (JSON) or
-    torchtitan (TOML, or a Python registry as file.py:function), or in a script with arguments of Megatron, NxD's
-    examples or Optimum Neuron, or with overrides of NeMo, NxDT or HyperPod (text). nodes: where they are known,
+    """The layout in a recipe, a configuration of NxDT, NeMo, Accelerate, axolotl or HyperPod (YAML), of DeepSpeed
+    (JSON) or torchtitan (TOML, or a Python registry as file.py:function), or in a script with arguments of Megatron,
+    NxD's examples or Optimum Neuron, or with overrides of NeMo, NxDT or HyperPod (text). nodes: where they are known,
     for scripts that count with them.
 
     Raises AutoshardError, naming the file, for anything else.
@@ -54,15 +55,16 @@ def read_written_layout(path: str, nodes: int | None = None) -> WrittenLayout:
     text = read_text(path, f"layout {where}", MOST_BYTES if has_fields else MOST_BYTES_OF_SCRIPT)
     if path.endswith(".toml"):
         return _in_file(where, torchtitan_layout, parse_toml(text, where))
+    folder = str(Path(path).parent)
     if path.endswith((".yaml", ".yml")):
-        return _in_file(where, _yaml_layout, parse_yaml(text, where))
+        return _in_file(where, partial(_yaml_layout, folder=folder), parse_yaml(text, where))
     if path.endswith(".json"):
         return _in_file(where, _json_layout, parse_json(text.encode(), where))
-    written = _in_file(where, partial(_script_layout, place=Place(nodes, str(Path(path).parent))), text)
+    written = _in_file(where, partial(_script_layout, place=Place(nodes, folder)), text)
     if written is None:
         raise AutoshardError(
-            f"{where} is no layout: a plan (.json), a recipe, a configuration of NxDT, NeMo, Accelerate or HyperPod "
-            "(.yaml), of DeepSpeed (.json) or torchtitan (.toml or .py:name), Megatron's arguments (text with "
+            f"{where} is no layout: a plan (.json), a recipe, a configuration of NxDT, NeMo, Accelerate, axolotl or "
+            "HyperPod (.yaml), of DeepSpeed (.json) or torchtitan (.toml or .py:name), Megatron's arguments (text with "
             "--tensor-model-parallel-size), a script of NxD or Optimum Neuron (--tensor_parallel_size), or one with "
             "overrides of NeMo (model.tensor_model_parallel_size=) would be"
         )
@@ -145,16 +147,19 @@ def _json_layout(data: object) -> WrittenLayout:
     return deepspeed_layout(data)
 
 
-def _yaml_layout(data: object, environment: Mapping[str, str] = MappingProxyType({})) -> WrittenLayout:
-    """The layout in a parsed file. environment: variables that the program gets, as far as they are known."""
+def _yaml_layout(
+    data: object, environment: Mapping[str, str] = MappingProxyType({}), folder: str = ""
+) -> WrittenLayout:
+    """The layout in a parsed file. environment: variables that the program gets, as far as they are known. folder: of
+    the file."""
     if not isinstance(data, dict):
         raise AutoshardError("it must hold named fields")
     recipe, instance = recipe_in(data)
-    return on_instance(_fields_layout(recipe, environment), instance)
+    return on_instance(_fields_layout(recipe, environment, folder), instance)
 
 
-def _fields_layout(data: Mapping[str, Any], environment: Mapping[str, str]) -> WrittenLayout:
-    """The layout of named fields. environment: as in `_yaml_layout`."""
+def _fields_layout(data: Mapping[str, Any], environment: Mapping[str, str], folder: str) -> WrittenLayout:
+    """The layout of named fields. environment, folder: as in `_yaml_layout`."""
     if "distributed_strategy" in data:
         return nxdt_layout(data)
     if is_hyperpod(data):
@@ -163,4 +168,6 @@ def _fields_layout(data: Mapping[str, Any], environment: Mapping[str, str]) -> W
         return nemo_layout(data, environment)
     if is_accelerate(data):
         return accelerate_layout(data)
+    if is_axolotl(data):
+        return axolotl_layout(data, folder)
     return WrittenLayout("recipe", {str(name): value for name, value in data.items()}, complete=False)

@@ -13,6 +13,8 @@ from autoshard.interop.launch_script import MOST_CHARACTERS, READS, Place, Value
 
 MOST_FILES = 4
 """Files that one script is read with, and scripts that it may start."""
+DEEPEST = 20
+"""Folders above a file that are looked through, at most."""
 MOST_BYTES_OF_SCRIPT = 200_000
 """Of a script, with its parts; those of frameworks have less than twenty thousand, and each word takes time."""
 RUNNERS = ("exec", "bash", "sh", "zsh", "env", "time", "nohup", "srun", "sbatch", "mpirun", "mpiexec")
@@ -34,6 +36,24 @@ class Started(NamedTuple):
     name: str
     text: str | None
     place: Place
+
+
+def above(folder: Path) -> list[Path]:
+    """The folders that a folder lies in, from the innermost on; none where it cannot be read."""
+    try:
+        return list(folder.resolve().parents)[:DEEPEST]
+    except OSError:
+        return []
+
+
+def named_file(name: str, folder: str) -> Path | None:
+    """The file that another one names, whose own folder is `folder`: there, in a folder above, or in the current one;
+    None where there is none."""
+    places = (Path(folder), *above(Path(folder)), Path())
+    try:
+        return next((one / name for one in places if (one / name).is_file()), None)
+    except (OSError, ValueError):  # too long, or with a null character
+        return None
 
 
 def with_parts(text: str, place: Place) -> tuple[str, tuple[str, ...]]:

@@ -11,7 +11,7 @@ from autoshard.backends.torch import TORCH
 from autoshard.errors import AutoshardError
 from autoshard.files.fields import show
 from autoshard.interop.torchtitan_stages import EACH, SPLITS, STAGE_KEYS, stages_of
-from autoshard.interop.written_layout import LORA, WrittenLayout, whole_number
+from autoshard.interop.written_layout import AS_ADAMW, LORA, WrittenLayout, whole_number
 from autoshard.interop.written_model import WrittenModel, property_of
 from autoshard.models.registry import load_model
 from autoshard.schedules import usual_schedule
@@ -317,7 +317,7 @@ def _warnings(data: Mapping[str, Any]) -> Iterator[str]:
     if training.get("enable_cpu_offload") is True:
         yield "training.enable_cpu_offload: copies to and from the host are not in the price"
     if not optimizer.startswith("Adam"):
-        yield f"optimizer.name={optimizer} is priced as AdamW, with two moments"
+        yield AS_ADAMW.format(said=f"optimizer.name={optimizer}")
 
 
 def _converters(data: Mapping[str, Any]) -> list[str]:

@@ -18,7 +18,8 @@ DPO = (
     "{said}: priced as plain training on {batch} sequences; DPO runs a chosen and a rejected one for each, and before "
     "that the reference model"
 )
-"""Warnings on kinds of training that have no price of their own."""
+AS_ADAMW = "{said} is priced as AdamW, with two moments"
+"""Warnings on kinds of training, and of optimizers, that have no price of their own."""
 NO_COPIES = "and no copies to and from the host"
 """The end of a warning on what lies on the host, and is priced on the devices."""
 

@@ -1,0 +1,292 @@
+"""Read axolotl's YAML as layouts. How many devices train, and of which kind, the program that starts it is told.
+
+Sources: src/axolotl of axolotl, utils/schemas (which has the defaults), utils/config, utils/trainer.py,
+utils/distributed.py, loaders/model.py and integrations/expert_parallel; for what FSDP keeps weights in, and how it
+shards where no field says it, Accelerate's prepare_model and transformers' training_args.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from autoshard.errors import AutoshardError
+from autoshard.files.fields import show
+from autoshard.graph.recompute import FULL_RECOMPUTE, NO_RECOMPUTE
+from autoshard.interop.accelerate import HYBRID, STRATEGIES
+from autoshard.interop.deepspeed import AUTO, deepspeed_layout, filled, read_deepspeed
+from autoshard.interop.torchtitan import IN_BF16, NOTES
+from autoshard.interop.written_layout import AS_ADAMW, DPO, LORA, NO_COPIES, WrittenLayout
+from autoshard.interop.written_model import WrittenModel
+from autoshard.interop.yaml_values import Values
+from autoshard.models.registry import model_of_repository
+
+MODEL, LENGTH, MICRO, RUNS, BATCH = (
+    "base_model",
+    "sequence_len",
+    "micro_batch_size",
+    "gradient_accumulation_steps",
+    "batch_size",
+)
+OWN = (LENGTH, MICRO, RUNS, "datasets", "pretraining_dataset", "adapter", "sample_packing", "fsdp_config", "num_epochs")
+"""Fields beside base_model one of which each of axolotl's files has."""
+USUAL_LENGTH = 512
+DEGREES = {"tp": "tensor_parallel_size", "cp": "context_parallel_size", "ep": "expert_parallel_size"}
+COPIES, SHARDS = "dp_replicate_size", "dp_shard_size"
+RINGS = {"varlen_llama3": "all_gather", "batch_ring": "ring"}
+"""ring_attn_func, and the way of context parallelism here: where samples are packed, and where not, unless it is
+said."""
+RING, OLDER_CP = "ring_attn_func", "sequence_parallel_degree"
+AGAIN, OFFLOADING = "gradient_checkpointing", ("offload", "offload_disk")
+"""What runs again in backward: True, False, or one of the words for True with activations on the host."""
+USUAL_OPTIMIZER = "adamw_torch_fused"
+NARROW = re.compile(r"(?:4|8)_?bit|fp8|flash_adam")
+"""Names of optimizers that keep moments in fewer bits."""
+NO_EFFECT = re.compile(
+    r"""(wandb|mlflow|comet|swanlab|trackio|lora|peft|hub|push|dataset|data|pretraining|eval|early|save|saves|evals|log
+        |logging|lr|adam|warmup|val|test|special|chat|tokenizer|token|processor|ddp|dataloader|otel|use_otel
+        |loss_watchdog|sample_packing|min_sample|multipack|streaming|shuffle|gcs?|profiler|max_packed|eot|roles|skip
+        |total|bnb|gptq|model_quantization|quantize|load_in|trust|gradient_checkpointing|ray|dion|eta|cosine|vllm|trl
+        |rl|kto|orpo|dpo|project|timeout|gpu|node|volumes|secrets|accelerator|tensorboard|embeddings)_\w+(\..*)?
+    |(datasets|test_datasets|special_tokens|added_tokens_overrides|tokens|trl|vllm)(\..*)?
+    |base_model_\w+|model_type|type_of_model|cls_model_config|revision_of_model|tokenizer|chat_template\w*|adapter|peft.*
+    |output_dir|seed|strict|batch_size|full_finetune|learning_rate|optim_args|weight_decay|max_grad_norm|num_epochs
+    |max_steps|pad_to_\w+|group_by_length|train_on_inputs|resume_\w+|auto_resume\w*|local_rank|device\w*|world_size
+    |tf32|bf16|fp16|bfloat16|float16|float32|torch_dtype|dataset|debug|resize_\w+|remove_unused_columns
+    |low_cpu_mem_usage|torchdistx_path|use_(wandb|tensorboard|swanlab|mlflow|comet|trackio|ray)|evaluation_strategy
+    |rl|deepspeed|strategy|ddp|excess_length_strategy|include_tkps|activation_offloading|is_\w+_derived_model
+    |(flash|sdp|flex|sage|xformers)_attention|flash_optimum|attn_implementation|experimental_skip_move_to_device
+    |unfrozen_parameters|hf_use_auth_token|noisy_embedding_alpha|freeze_mm_modules
+    |fsdp|fsdp_(version|final_state_dict_type)
+    |fsdp_config\.(fsdp_)?(version|fsdp_version|offload_params|sync_module_states|cpu_\w+|\w*state_dict_type
+        |use_orig_params|auto_wrap_policy|transformer_layer_cls_to_wrap|min_num_params|mixed_precision_policy
+        |limit_all_gathers|backward_prefetch|forward_prefetch)""",
+    re.VERBOSE,
+)
+"""Fields that leave the work of a step as it is, and those that a warning speaks of."""
+
+
+def is_axolotl(data: Mapping[str, Any]) -> bool:
+    """Whether a parsed YAML file is one of axolotl's."""
+    return MODEL in data and bool(data.keys() & {*OWN})
+
+
+def axolotl_layout(data: Mapping[str, Any], folder: str) -> WrittenLayout:
+    """The layout in a parsed file of axolotl: all devices that tp and cp leave are replicas.
+
+    folder: where the file is, for the configuration of DeepSpeed that it names. Raises AutoshardError for values that
+    make no layout.
+    """
+    values = Values(data)
+    degrees = _degrees(values)
+    micro = values.whole(MICRO) or 1
+    options: dict[str, Any] = {**degrees, "pp": 1, "vpp": 1, "micro_batch": micro}
+    options["seq_len"] = values.whole(LENGTH) or USUAL_LENGTH
+    if degrees["cp"] > 1:
+        options["context_parallel"] = _ring(values)
+    options["recompute"] = FULL_RECOMPUTE if _runs_again(values) else NO_RECOMPUTE
+    options["attention_kernel"] = _kernel(values)
+    fields: dict[str, Any] = {"sequence_parallel": False, "microbatches": _runs(values, micro), "zero": 0}
+    half, is_fsdp, warnings = _half(values), _is_fsdp(values), tuple[str, ...]()
+    notes = tuple(_notes(values, half))
+    options["precision"] = "fp32" if half is None else "mixed_precision"
+    if is_fsdp:
+        fields["zero"] = _stage(values)
+        for known, said in zip((options, fields), _replicas(values, degrees), strict=True):
+            known |= said
+    elif (shards := values.whole(SHARDS) or 1) > 1:
+        raise AutoshardError(f"{SHARDS}={shards} needs fsdp_config; 1 works without it")
+    elif named := values.get("deepspeed"):
+        found = deepspeed_layout(filled(read_deepspeed("deepspeed", named, folder), half))
+        options["precision"], fields["zero"], warnings = (
+            found.options["precision"],
+            found.fields["zero"],
+            found.warnings,
+        )
+    elif half is not None:
+        options["precision"] = IN_BF16
+        kept = f"weights and moments are kept in {half}; priced as {IN_BF16}, which rounds at random"
+        notes += (f"neither fsdp_config nor deepspeed: {kept}",)
+    model, known_model = _model(values)
+    if known_model is not None:
+        options["model"] = known_model
+    warnings += tuple(_warnings(values, degrees["ep"]))
+    products = {"fp8=True": "fp8"} if values.flag("fp8") else {}
+    left_out = values.left_out()
+    return WrittenLayout(
+        "axolotl configuration",
+        options,
+        fields,
+        model=model,
+        notes=notes,
+        sharding=NOTES.get(fields["zero"], "") if is_fsdp else "",
+        warnings=warnings,
+        products=products,
+        overlaps="axolotl",
+        left_out=left_out,
+        not_priced=tuple(
+            key for key in left_out if not NO_EFFECT.fullmatch(key) and _may_matter(key, values.peek(key))
+        ),
+    )
+
+
+def _may_matter(key: str, value: object) -> bool:
+    """Whether a field that nothing here reads may change a step: no switch that is off, nor what FSDP does anyway."""
+    return bool(value) and not (key.endswith("sharding_strategy") and value == "FULL_SHARD")
+
+
+def _degrees(values: Values) -> dict[str, int]:
+    """Ranks by the names of options. Raises AutoshardError for experts over ranks of those that cut matrices."""
+    degrees = {name: values.whole(key) or 1 for name, key in DEGREES.items()}
+    degrees["cp"] = max(degrees["cp"], values.whole(OLDER_CP) or 1)
+    tp, ep = degrees["tp"], degrees["ep"]
+    if tp > 1 and ep > 1:
+        raise AutoshardError(f"{DEGREES['ep']}={ep} with {DEGREES['tp']}={tp}: axolotl takes one of them; 1 works")
+    return degrees
+
+
+def _ring(values: Values) -> str:
+    """The way of context parallelism. Raises AutoshardError for one that axolotl does not take."""
+    packed, whole = RINGS
+    said = values.get(RING) or (packed if values.flag("sample_packing") else whole)
+    if said not in RINGS:
+        raise AutoshardError(f"{RING} is {show(said)}; it must be {' or '.join(RINGS)}")
+    return RINGS[said]
+
+
+def _runs(values: Values, micro: int) -> int:
+    """Microbatches of a replica in each step."""
+    if values.has(RUNS) and values.get(RUNS) is None:
+        return max(1, (values.whole(BATCH) or micro) // micro)
+    return values.whole(RUNS) or 1
+
+
+def _half(values: Values) -> str | None:
+    """The half precision that it computes in, where the devices have both; None for none."""
+    bf16 = values.get("bf16") if values.has("bf16") else AUTO
+    is_fp16 = values.flag("fp16")
+    if bf16 == AUTO:
+        return "fp16" if is_fp16 else "bf16"
+    if values.flag("bf16") or values.flag("bfloat16"):
+        return "bf16"
+    return "fp16" if is_fp16 or values.flag("float16") else None
+
+
+def _is_fsdp(values: Values) -> bool:
+    return bool(values.get("fsdp") or values.peek("fsdp_config"))
+
+
+def _of_fsdp(values: Values, name: str) -> tuple[str, Any]:
+    """(the field of fsdp_config with this name, or with what older files put before it, its value or None)."""
+    keys = [f"fsdp_config.{prefix}{name}" for prefix in ("", "fsdp_")]
+    found = [(key, value) for key in keys if (value := values.get(key)) is not None]
+    return found[-1] if found else (keys[0], None)
+
+
+def _words(values: Values) -> list[str]:
+    """The words of `fsdp`, a list or a text."""
+    said = values.get("fsdp")
+    return [str(word) for word in said] if isinstance(said, list) else said.split() if isinstance(said, str) else []
+
+
+def _stage(values: Values) -> int:
+    """The stage of ZeRO that FSDP is. Raises AutoshardError for shards within nodes, which are not counted."""
+    key, _ = _of_fsdp(values, "reshard_after_forward")
+    if (resharded := values.flag(key)) is not None:
+        return 3 if resharded else 2
+    name = next((word for word in _words(values) if word.upper() in STRATEGIES), "full_shard")
+    if name.upper().startswith(HYBRID):
+        raise AutoshardError(f"fsdp={name} shards within a node: {SHARDS} says over how many ranks, with full_shard")
+    return STRATEGIES[name.upper()]
+
+
+def _replicas(values: Values, degrees: Mapping[str, int]) -> tuple[dict[str, int], dict[str, int]]:
+    """(options, fields) on ranks that share shards of FSDP, and copies of those: ranks of experts are replicas of the
+    rest; without either size all ranks share."""
+    copies, shards, ep = values.whole(COPIES) or 1, values.whole(SHARDS) or 1, degrees["ep"]
+    fields = {"dp_replicate": copies} if copies > 1 else {}
+    if shards == 1:
+        return {}, fields
+    if copies == 1 and ep == 1:
+        return {}, {"shards": shards * degrees["cp"]}
+    return {"dp": copies * shards * ep}, fields
+
+
+def _runs_again(values: Values) -> bool:
+    """Whether blocks run again in backward. Raises AutoshardError for a word that axolotl does not take."""
+    key, _ = _of_fsdp(values, "activation_checkpointing")
+    by_fsdp = values.flag(key)
+    return bool(values.get(AGAIN) in OFFLOADING or values.flag(AGAIN) or by_fsdp)
+
+
+def _kernel(values: Values) -> str:
+    is_plain = values.get("attn_implementation") == "eager" or values.flag("eager_attention")
+    return "plain" if is_plain else "flash"
+
+
+def _model(values: Values) -> tuple[WrittenModel, str | None]:
+    """(the model that base_model names, the name of the built-in one whose repository that is)."""
+    said = values.get(MODEL)
+    if not isinstance(said, str):
+        raise AutoshardError(f"{MODEL} is {show(said)}; it must name a model")
+    return WrittenModel(config=said, named=f"{MODEL}={show(said)}"), model_of_repository(said)
+
+
+def _notes(values: Values, half: str | None) -> Iterator[str]:
+    """Sentences on what is read as something that is nearly the same."""
+    if half == "fp16":
+        yield "fp16 is priced as bf16"
+    if not values.flag("sample_packing") and not values.flag("pad_to_sequence_len"):
+        yield f"neither sample_packing nor pad_to_sequence_len: rows may be shorter than {LENGTH}, which is priced"
+
+
+def _warnings(values: Values, ep: int) -> Iterator[str]:
+    """Sentences about fields that change a step and are not in the price. ep: ranks of experts."""
+    if adapter := values.get("adapter"):
+        yield LORA.format(said=f"adapter={show(adapter)}")
+    elif values.get("unfrozen_parameters"):
+        yield "unfrozen_parameters: priced as training of all weights"
+    for bits in (4, 8):
+        if values.flag(f"load_in_{bits}bit"):
+            yield f"load_in_{bits}bit=True: priced with weights in half precision"
+    if kind := values.get("rl"):
+        said = f"rl={show(kind)}"
+        is_dpo = kind in ("dpo", "ipo")
+        yield DPO.format(said=said, batch=MICRO) if is_dpo else f"{said}: priced as plain training on {MICRO} sequences"
+    for key in ("reward_model", "process_reward_model"):
+        if values.flag(key):
+            yield f"{key}=True: priced with the head and the loss of a language model"
+    yield from _of_optimizer(str(values.get("optimizer") or USUAL_OPTIMIZER))
+    yield from _offloaded(values)
+    if values.get("selective_checkpointing"):
+        yield "selective_checkpointing: priced as if attention ran again too"
+    if ep > 1 and _is_fsdp(values) and (values.whole(SHARDS) or 1) > 1:
+        yield f"{DEGREES['ep']}={ep}: all but experts is sharded over {SHARDS} ranks there, and over all in the price"
+
+
+def _of_optimizer(name: str) -> Iterator[str]:
+    """Sentences on an optimizer that is not AdamW with moments as wide as its weights."""
+    if "adam" not in name:
+        yield AS_ADAMW.format(said=f"optimizer={show(name)}")
+    elif narrow := NARROW.search(name):
+        yield f"optimizer={show(name)}: moments of {narrow[0]} are priced as wide as they are without it"
+    if name.startswith("paged"):
+        yield f"optimizer={show(name)}: priced with optimizer state on the devices, {NO_COPIES}"
+
+
+def _offloaded(values: Values) -> Iterator[str]:
+    """Sentences on what lies on the host."""
+    key, offloads = _of_fsdp(values, "offload_params")
+    if offloads is not None and values.flag(key):
+        yield f"{key}=True: priced with parameters on the devices, {NO_COPIES}"
+    elif "offload" in _words(values):
+        yield f"fsdp=offload: priced with parameters on the devices, {NO_COPIES}"
+    for name, what in {
+        AGAIN: "activations",
+        "activation_offloading": "activations",
+        "layer_offloading": "parameters",
+    }.items():
+        said = values.get(name)
+        if said and (name != AGAIN or said in OFFLOADING):
+            yield f"{name}={show(said)}: priced with {what} on the devices, {NO_COPIES}"
