@@ -11,7 +11,7 @@ from autoshard.files.fields import show
 from autoshard.graph.recompute import FULL_RECOMPUTE
 from autoshard.interop.deepspeed import AUTO, NO_DEVICE, NO_LENGTH, NO_RECOMPUTE, OFFLOADED, STAGES
 from autoshard.interop.torchtitan import CONTEXT_PARALLEL, NOTES
-from autoshard.interop.written_layout import MISSING, NO_COPIES, WrittenLayout
+from autoshard.interop.written_layout import A_NODE, MISSING, NO_COPIES, WrittenLayout
 from autoshard.interop.yaml_values import Values
 
 KIND = "distributed_type"
@@ -70,7 +70,8 @@ def accelerate_layout(data: Mapping[str, Any]) -> WrittenLayout:
     copies = degrees["copies"]
     if kind == FSDP:
         fields["zero"], is_hybrid = _fsdp(values)
-        copies = (nodes or 1) if is_hybrid else copies
+        if is_hybrid:
+            fields["shards"], copies = A_NODE, 1
         if values.flag("fsdp_config.fsdp_activation_checkpointing"):
             options["recompute"] = FULL_RECOMPUTE
     elif kind == DEEPSPEED:

@@ -20,7 +20,7 @@ from autoshard.graph.recompute import FULL_RECOMPUTE, NO_RECOMPUTE
 from autoshard.interop import megatron
 from autoshard.interop.accelerate import HYBRID, STRATEGIES
 from autoshard.interop.torchtitan import NOTES
-from autoshard.interop.written_layout import DPO, LORA, NO_COPIES, WrittenLayout
+from autoshard.interop.written_layout import A_NODE, DPO, LORA, NO_COPIES, WrittenLayout
 from autoshard.interop.written_model import WrittenModel
 from autoshard.interop.yaml_values import Values
 from autoshard.models.registry import model_of_repository
@@ -241,7 +241,7 @@ def _shards(values: Values, degrees: Mapping[str, int]) -> dict[str, Any]:
     if stage == 0 or shards == 1:
         return {"zero": 0}
     if shards is None and name.startswith(HYBRID) and degrees["tp"] == 1:
-        shards = USUAL_DEVICES
+        return {"zero": stage, "shards": A_NODE}
     if shards is None:
         return {"zero": stage}
     if shards % degrees["cp"]:

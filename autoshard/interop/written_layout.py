@@ -13,6 +13,8 @@ from autoshard.interop.written_model import WrittenModel
 
 MISSING = "???"
 """The value of an option that must be given and that a file leaves open: OmegaConf's word for such a field."""
+A_NODE = "node"
+"""Where a file says over how many ranks weights are sharded: as many as a node has."""
 LORA = "{said}: priced as training of all weights; LoRA freezes most of them"
 DPO = (
     "{said}: priced as plain training on {batch} sequences; DPO runs a chosen and a rejected one for each, and before "
@@ -34,7 +36,8 @@ class WrittenLayout:
 
     options: by the names of `autoshard plan`, pins included; what the file does not say is absent.
     fields: of Strategy, for choices that no option pins; besides, sequences_per_replica or microbatches (of each),
-    which say a global batch by its replicas, and shards, the ranks of dp and cp that share shards.
+    which say a global batch by its replicas, and shards, the ranks of dp and cp that share shards,
+    a number or A_NODE.
     stages: where the format's own cut of a model is not even:
     (the model's blocks, pp, vpp or None for what the file says) -> blocks of each stage. complete: whether absent
     options have the format's defaults, rather than being left to the search. model: what the file says of its model.

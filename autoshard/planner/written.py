@@ -166,7 +166,10 @@ def read_written(file: str, given: Mapping[str, Any], recipes: bool = True) -> W
     replicas, shards = fields.pop("dp_replicate", None), fields.pop("shards", None)
     strategy = completed(problem, {**pinned, **fields})
     if shards is not None:
-        replicas = _of_shards(file, strategy, shards)
+        from autoshard.interop.written_layout import A_NODE
+
+        shards = problem.cluster.devices_per_node if shards == A_NODE else shards
+        replicas = None if shards == strategy.dp * strategy.cp else _of_shards(file, strategy, shards)
     if replicas is not None:
         strategy, why = _of_replicas(strategy, replicas)
         notes += why

@@ -72,6 +72,11 @@ def test_fsdp() -> None:
     assert {*again.strategy.recompute} == {"full"} and NO_RECOMPUTE not in again.notes
 
 
+def test_hybrid_shards_follow_the_nodes_that_are_given() -> None:
+    hybrid = {key: value for key, value in with_fsdp(fsdp_sharding_strategy=4).items() if not key.startswith("num_")}
+    assert read(hybrid, nodes=4).strategy.dp_replicate == 4
+
+
 @pytest.mark.parametrize(
     ("data", "fields"),
     [
