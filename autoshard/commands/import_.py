@@ -16,12 +16,12 @@ from autoshard.planner.options import LEFT_OPEN, WHAT
 SUMMARY = "read another framework's configuration into a plan"
 USAGE = "autoshard import FILE [options]"
 DESCRIPTION = """\
-Read a configuration of NxD Training, NeMo 1, Accelerate, axolotl or SageMaker HyperPod (YAML), DeepSpeed (JSON) or
-torchtitan (TOML, or file.py:name of a registry), or a script with arguments of Megatron-LM, NxD's examples or Optimum
-Neuron, or with overrides of NeMo, NxD Training or HyperPod, into a plan that can be explained, audited and run. Nothing
-in a file is executed. What a plan does not hold is listed on stderr, not dropped, with a warning for what changes the
-step and a note of what may. The model is the one that the file describes; one that --model names must have the file's
-sizes.
+Read a configuration of NxD Training, NeMo 1, Accelerate, axolotl, LLaMA-Factory or SageMaker HyperPod (YAML), DeepSpeed
+(JSON) or torchtitan (TOML, or file.py:name of a registry), or a script with arguments of Megatron-LM, NxD's examples or
+Optimum Neuron, or with overrides of NeMo, NxD Training or HyperPod, into a plan that can be explained, audited and run.
+Nothing in a file is executed. What a plan does not hold is listed on stderr, not dropped, with a warning for what
+changes the step and a note of what may. The model is the one that the file describes; one that --model names must have
+the file's sizes.
 
   autoshard import hf_llama3_70B_config.yaml
   autoshard import run_llama2_70B_tp_pp.sh --nodes 16

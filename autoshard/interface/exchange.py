@@ -32,10 +32,10 @@ class Imported:
 def import_plan(
     file: str | Path, *, model: str | None = None, instance: str | None = None, **options: Unpack[Options]
 ) -> Imported:
-    """The plan of a configuration of NxD Training, NeMo 1, Accelerate, axolotl or SageMaker HyperPod (YAML), DeepSpeed
-    (JSON) or torchtitan (TOML, or file.py:name), or of a script with arguments of Megatron-LM, NxD's examples or
-    Optimum Neuron, or with overrides of NeMo, NxD Training or HyperPod: its layout as it stands, priced and checked,
-    not searched.
+    """The plan of a configuration of NxD Training, NeMo 1, Accelerate, axolotl, LLaMA-Factory or SageMaker HyperPod
+    (YAML), DeepSpeed (JSON) or torchtitan (TOML, or file.py:name), or of a script with arguments of Megatron-LM, NxD's
+    examples or Optimum Neuron, or with overrides of NeMo, NxD Training or HyperPod: its layout as it stands, priced and
+    checked, not searched.
 
     model, instance, options: those of `plan`; they say what the file does not, and overrule what it says.
     Raises AutoshardError where the file cannot be read, does not say enough, or its layout breaks a rule.

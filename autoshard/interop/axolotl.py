@@ -1,8 +1,7 @@
 """Read axolotl's YAML as layouts. How many devices train, and of which kind, the program that starts it is told.
 
 Sources: src/axolotl of axolotl, utils/schemas (which has the defaults), utils/config, utils/trainer.py,
-utils/distributed.py, loaders/model.py and integrations/expert_parallel; for what FSDP keeps weights in, and how it
-shards where no field says it, Accelerate's prepare_model and transformers' training_args.py.
+utils/distributed.py, loaders/model.py and integrations/expert_parallel.
 """
 
 from __future__ import annotations
@@ -14,13 +13,21 @@ from typing import Any
 from autoshard.errors import AutoshardError
 from autoshard.files.fields import show
 from autoshard.graph.recompute import FULL_RECOMPUTE, NO_RECOMPUTE
-from autoshard.interop.accelerate import HYBRID, STRATEGIES
-from autoshard.interop.deepspeed import AUTO, deepspeed_layout, filled, read_deepspeed
+from autoshard.interop.deepspeed import AUTO
 from autoshard.interop.torchtitan import IN_BF16, NOTES
-from autoshard.interop.written_layout import AS_ADAMW, DPO, LORA, NO_COPIES, WrittenLayout
-from autoshard.interop.written_model import WrittenModel
+from autoshard.interop.trainer_fields import (
+    DEEPSPEED,
+    Sharded,
+    bits_warning,
+    fsdp_field,
+    is_fsdp,
+    named_model,
+    optimizer_warnings,
+    sharded_by_deepspeed,
+    sharded_by_fsdp,
+)
+from autoshard.interop.written_layout import DPO, LORA, NO_COPIES, WrittenLayout
 from autoshard.interop.yaml_values import Values
-from autoshard.models.registry import model_of_repository
 
 MODEL, LENGTH, MICRO, RUNS, BATCH = (
     "base_model",
@@ -41,8 +48,6 @@ RING, OLDER_CP = "ring_attn_func", "sequence_parallel_degree"
 AGAIN, OFFLOADING = "gradient_checkpointing", ("offload", "offload_disk")
 """What runs again in backward: True, False, or one of the words for True with activations on the host."""
 USUAL_OPTIMIZER = "adamw_torch_fused"
-NARROW = re.compile(r"(?:4|8)_?bit|fp8|flash_adam")
-"""Names of optimizers that keep moments in fewer bits."""
 NO_EFFECT = re.compile(
     r"""(wandb|mlflow|comet|swanlab|trackio|lora|peft|hub|push|dataset|data|pretraining|eval|early|save|saves|evals|log
         |logging|lr|adam|warmup|val|test|special|chat|tokenizer|token|processor|ddp|dataloader|otel|use_otel
@@ -50,9 +55,9 @@ NO_EFFECT = re.compile(
         |total|bnb|gptq|model_quantization|quantize|load_in|trust|gradient_checkpointing|ray|dion|eta|cosine|vllm|trl
         |rl|kto|orpo|dpo|project|timeout|gpu|node|volumes|secrets|accelerator|tensorboard|embeddings)_\w+(\..*)?
     |(datasets|test_datasets|special_tokens|added_tokens_overrides|tokens|trl|vllm)(\..*)?
-    |base_model_\w+|model_type|type_of_model|cls_model_config|revision_of_model|tokenizer|chat_template\w*|adapter|peft.*
-    |output_dir|seed|strict|batch_size|full_finetune|learning_rate|optim_args|weight_decay|max_grad_norm|num_epochs
-    |max_steps|pad_to_\w+|group_by_length|train_on_inputs|resume_\w+|auto_resume\w*|local_rank|device\w*|world_size
+    |base_model_\w+|model_type|type_of_model|cls_model_config|revision_of_model|tokenizer|chat_template\w*|adapter
+    |peft.*|output_dir|seed|strict|batch_size|full_finetune|learning_rate|optim_args|weight_decay|max_grad_norm
+    |num_epochs|max_steps|pad_to_\w+|group_by_length|train_on_inputs|resume_\w+|auto_resume\w*|local_rank|device\w*|world_size
     |tf32|bf16|fp16|bfloat16|float16|float32|torch_dtype|dataset|debug|resize_\w+|remove_unused_columns
     |low_cpu_mem_usage|torchdistx_path|use_(wandb|tensorboard|swanlab|mlflow|comet|trackio|ray)|evaluation_strategy
     |rl|deepspeed|strategy|ddp|excess_length_strategy|include_tkps|activation_offloading|is_\w+_derived_model
@@ -88,30 +93,28 @@ def axolotl_layout(data: Mapping[str, Any], folder: str) -> WrittenLayout:
     options["recompute"] = FULL_RECOMPUTE if _runs_again(values) else NO_RECOMPUTE
     options["attention_kernel"] = _kernel(values)
     fields: dict[str, Any] = {"sequence_parallel": False, "microbatches": _runs(values, micro), "zero": 0}
-    half, is_fsdp, warnings = _half(values), _is_fsdp(values), tuple[str, ...]()
+    half = _half(values)
     notes = tuple(_notes(values, half))
     options["precision"] = "fp32" if half is None else "mixed_precision"
-    if is_fsdp:
-        fields["zero"] = _stage(values)
-        for known, said in zip((options, fields), _replicas(values, degrees), strict=True):
-            known |= said
-    elif (shards := values.whole(SHARDS) or 1) > 1:
-        raise AutoshardError(f"{SHARDS}={shards} needs fsdp_config; 1 works without it")
-    elif named := values.get("deepspeed"):
-        found = deepspeed_layout(filled(read_deepspeed("deepspeed", named, folder), half))
-        options["precision"], fields["zero"], warnings = (
-            found.options["precision"],
-            found.fields["zero"],
-            found.warnings,
-        )
+    shards = Sharded({}, {}, ())
+    if is_fsdp(values):
+        shards = sharded_by_fsdp(values)
+        options |= (sizes := _replicas(values, degrees)).options
+        fields |= {**shards.fields, **sizes.fields}
+    elif (ranks := values.whole(SHARDS) or 1) > 1:
+        raise AutoshardError(f"{SHARDS}={ranks} needs fsdp_config; 1 works without it")
+    elif values.get(DEEPSPEED):
+        shards = sharded_by_deepspeed(values, half, folder)
+        options |= shards.options
+        fields |= shards.fields
     elif half is not None:
         options["precision"] = IN_BF16
         kept = f"weights and moments are kept in {half}; priced as {IN_BF16}, which rounds at random"
         notes += (f"neither fsdp_config nor deepspeed: {kept}",)
-    model, known_model = _model(values)
-    if known_model is not None:
-        options["model"] = known_model
-    warnings += tuple(_warnings(values, degrees["ep"]))
+    model, known = named_model(values, MODEL)
+    if known is not None:
+        options["model"] = known
+    warnings = (*shards.warnings, *_warnings(values, degrees["ep"]))
     products = {"fp8=True": "fp8"} if values.flag("fp8") else {}
     left_out = values.left_out()
     return WrittenLayout(
@@ -120,7 +123,7 @@ def axolotl_layout(data: Mapping[str, Any], folder: str) -> WrittenLayout:
         fields,
         model=model,
         notes=notes,
-        sharding=NOTES.get(fields["zero"], "") if is_fsdp else "",
+        sharding=NOTES.get(fields["zero"], "") if is_fsdp(values) else "",
         warnings=warnings,
         products=products,
         overlaps="axolotl",
@@ -173,49 +176,21 @@ def _half(values: Values) -> str | None:
     return "fp16" if is_fp16 or values.flag("float16") else None
 
 
-def _is_fsdp(values: Values) -> bool:
-    return bool(values.get("fsdp") or values.peek("fsdp_config"))
-
-
-def _of_fsdp(values: Values, name: str) -> tuple[str, Any]:
-    """(the field of fsdp_config with this name, or with what older files put before it, its value or None)."""
-    keys = [f"fsdp_config.{prefix}{name}" for prefix in ("", "fsdp_")]
-    found = [(key, value) for key in keys if (value := values.get(key)) is not None]
-    return found[-1] if found else (keys[0], None)
-
-
-def _words(values: Values) -> list[str]:
-    """The words of `fsdp`, a list or a text."""
-    said = values.get("fsdp")
-    return [str(word) for word in said] if isinstance(said, list) else said.split() if isinstance(said, str) else []
-
-
-def _stage(values: Values) -> int:
-    """The stage of ZeRO that FSDP is. Raises AutoshardError for shards within nodes, which are not counted."""
-    key, _ = _of_fsdp(values, "reshard_after_forward")
-    if (resharded := values.flag(key)) is not None:
-        return 3 if resharded else 2
-    name = next((word for word in _words(values) if word.upper() in STRATEGIES), "full_shard")
-    if name.upper().startswith(HYBRID):
-        raise AutoshardError(f"fsdp={name} shards within a node: {SHARDS} says over how many ranks, with full_shard")
-    return STRATEGIES[name.upper()]
-
-
-def _replicas(values: Values, degrees: Mapping[str, int]) -> tuple[dict[str, int], dict[str, int]]:
-    """(options, fields) on ranks that share shards of FSDP, and copies of those: ranks of experts are replicas of the
-    rest; without either size all ranks share."""
+def _replicas(values: Values, degrees: Mapping[str, int]) -> Sharded:
+    """Ranks that share shards of FSDP, and copies of those: ranks of experts are replicas of the rest; without either
+    size FSDP's own rule holds."""
     copies, shards, ep = values.whole(COPIES) or 1, values.whole(SHARDS) or 1, degrees["ep"]
     fields = {"dp_replicate": copies} if copies > 1 else {}
     if shards == 1:
-        return {}, fields
+        return Sharded({}, fields, ())
     if copies == 1 and ep == 1:
-        return {}, {"shards": shards * degrees["cp"]}
-    return {"dp": copies * shards * ep}, fields
+        return Sharded({}, {"shards": shards * degrees["cp"]}, ())
+    return Sharded({"dp": copies * shards * ep}, fields, ())
 
 
 def _runs_again(values: Values) -> bool:
     """Whether blocks run again in backward. Raises AutoshardError for a word that axolotl does not take."""
-    key, _ = _of_fsdp(values, "activation_checkpointing")
+    key, _ = fsdp_field(values, "activation_checkpointing")
     by_fsdp = values.flag(key)
     return bool(values.get(AGAIN) in OFFLOADING or values.flag(AGAIN) or by_fsdp)
 
@@ -223,14 +198,6 @@ def _runs_again(values: Values) -> bool:
 def _kernel(values: Values) -> str:
     is_plain = values.get("attn_implementation") == "eager" or values.flag("eager_attention")
     return "plain" if is_plain else "flash"
-
-
-def _model(values: Values) -> tuple[WrittenModel, str | None]:
-    """(the model that base_model names, the name of the built-in one whose repository that is)."""
-    said = values.get(MODEL)
-    if not isinstance(said, str):
-        raise AutoshardError(f"{MODEL} is {show(said)}; it must name a model")
-    return WrittenModel(config=said, named=f"{MODEL}={show(said)}"), model_of_repository(said)
 
 
 def _notes(values: Values, half: str | None) -> Iterator[str]:
@@ -249,7 +216,7 @@ def _warnings(values: Values, ep: int) -> Iterator[str]:
         yield "unfrozen_parameters: priced as training of all weights"
     for bits in (4, 8):
         if values.flag(f"load_in_{bits}bit"):
-            yield f"load_in_{bits}bit=True: priced with weights in half precision"
+            yield bits_warning(f"load_in_{bits}bit=True")
     if kind := values.get("rl"):
         said = f"rl={show(kind)}"
         is_dpo = kind in ("dpo", "ipo")
@@ -257,31 +224,16 @@ def _warnings(values: Values, ep: int) -> Iterator[str]:
     for key in ("reward_model", "process_reward_model"):
         if values.flag(key):
             yield f"{key}=True: priced with the head and the loss of a language model"
-    yield from _of_optimizer(str(values.get("optimizer") or USUAL_OPTIMIZER))
+    yield from optimizer_warnings("optimizer", str(values.get("optimizer") or USUAL_OPTIMIZER))
     yield from _offloaded(values)
     if values.get("selective_checkpointing"):
         yield "selective_checkpointing: priced as if attention ran again too"
-    if ep > 1 and _is_fsdp(values) and (values.whole(SHARDS) or 1) > 1:
+    if ep > 1 and is_fsdp(values) and (values.whole(SHARDS) or 1) > 1:
         yield f"{DEGREES['ep']}={ep}: all but experts is sharded over {SHARDS} ranks there, and over all in the price"
-
-
-def _of_optimizer(name: str) -> Iterator[str]:
-    """Sentences on an optimizer that is not AdamW with moments as wide as its weights."""
-    if "adam" not in name:
-        yield AS_ADAMW.format(said=f"optimizer={show(name)}")
-    elif narrow := NARROW.search(name):
-        yield f"optimizer={show(name)}: moments of {narrow[0]} are priced as wide as they are without it"
-    if name.startswith("paged"):
-        yield f"optimizer={show(name)}: priced with optimizer state on the devices, {NO_COPIES}"
 
 
 def _offloaded(values: Values) -> Iterator[str]:
     """Sentences on what lies on the host."""
-    key, offloads = _of_fsdp(values, "offload_params")
-    if offloads is not None and values.flag(key):
-        yield f"{key}=True: priced with parameters on the devices, {NO_COPIES}"
-    elif "offload" in _words(values):
-        yield f"fsdp=offload: priced with parameters on the devices, {NO_COPIES}"
     for name, what in {
         AGAIN: "activations",
         "activation_offloading": "activations",

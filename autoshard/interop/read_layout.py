@@ -20,6 +20,7 @@ from autoshard.interop.deepspeed import deepspeed_layout, is_deepspeed
 from autoshard.interop.hydra_script import configured, is_hydra_script
 from autoshard.interop.hyperpod import hyperpod_layout, is_hyperpod, on_instance, recipe_in
 from autoshard.interop.launch_script import Place, Script, warned_of
+from autoshard.interop.llama_factory import is_llama_factory, llama_factory_layout
 from autoshard.interop.megatron import NO_FLAGS, is_megatron_script, megatron_layout
 from autoshard.interop.nemo import is_nemo, nemo_layout
 from autoshard.interop.neuron_script import is_neuron_script, neuron_layout
@@ -36,10 +37,10 @@ MOST_BYTES = 1_000_000
 
 
 def read_written_layout(path: str, nodes: int | None = None) -> WrittenLayout:
-    """The layout in a recipe, a configuration of NxDT, NeMo, Accelerate, axolotl or HyperPod (YAML), of DeepSpeed
-    (JSON) or torchtitan (TOML, or a Python registry as file.py:function), or in a script with arguments of Megatron,
-    NxD's examples or Optimum Neuron, or with overrides of NeMo, NxDT or HyperPod (text). nodes: where they are known,
-    for scripts that count with them.
+    """The layout in a recipe, a configuration of NxDT, NeMo, Accelerate, axolotl, LLaMA-Factory or HyperPod (YAML), of
+    DeepSpeed (JSON) or torchtitan (TOML, or a Python registry as file.py:function), or in a script with arguments of
+    Megatron, NxD's examples or Optimum Neuron, or with overrides of NeMo, NxDT or HyperPod (text). nodes: where they
+    are known, for scripts that count with them.
 
     Raises AutoshardError, naming the file, for anything else.
     """
@@ -63,10 +64,10 @@ def read_written_layout(path: str, nodes: int | None = None) -> WrittenLayout:
     written = _in_file(where, partial(_script_layout, place=Place(nodes, folder)), text)
     if written is None:
         raise AutoshardError(
-            f"{where} is no layout: a plan (.json), a recipe, a configuration of NxDT, NeMo, Accelerate, axolotl or "
-            "HyperPod (.yaml), of DeepSpeed (.json) or torchtitan (.toml or .py:name), Megatron's arguments (text with "
-            "--tensor-model-parallel-size), a script of NxD or Optimum Neuron (--tensor_parallel_size), or one with "
-            "overrides of NeMo (model.tensor_model_parallel_size=) would be"
+            f"{where} is no layout: a plan (.json), a recipe, a configuration of NxDT, NeMo, Accelerate, axolotl, "
+            "LLaMA-Factory or HyperPod (.yaml), of DeepSpeed (.json) or torchtitan (.toml or .py:name), Megatron's "
+            "arguments (text with --tensor-model-parallel-size), a script of NxD or Optimum Neuron "
+            "(--tensor_parallel_size), or one with overrides of NeMo (model.tensor_model_parallel_size=) would be"
         )
     return written
 
@@ -170,4 +171,6 @@ def _fields_layout(data: Mapping[str, Any], environment: Mapping[str, str], fold
         return accelerate_layout(data)
     if is_axolotl(data):
         return axolotl_layout(data, folder)
+    if is_llama_factory(data):
+        return llama_factory_layout(data, folder)
     return WrittenLayout("recipe", {str(name): value for name, value in data.items()}, complete=False)

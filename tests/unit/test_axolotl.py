@@ -78,6 +78,7 @@ def test_fsdp() -> None:
         ({**FSDP, "fsdp_config": {"fsdp_reshard_after_forward": False}}, {"zero": 2}),
         ({**ALONE, "fsdp": ["full_shard", "auto_wrap"]}, {"zero": 3}),
         ({**ALONE, "fsdp": "shard_grad_op auto_wrap"}, {"zero": 2}),
+        ({**ALONE, "fsdp": "hybrid_shard_zero2"}, {"zero": 2, "dp_replicate": 2}),
         (
             {**ALONE, "fsdp_config": {"activation_checkpointing": True}, "gradient_checkpointing": False},
             {"recompute": ("full",)},
@@ -201,7 +202,6 @@ def test_what_the_price_leaves_out(changes: dict[str, Any], told: str) -> None:
         ({"gradient_checkpointing": "often"}, "gradient_checkpointing is 'often'; it must be True or False"),
         ({"bf16": "full"}, "bf16 is 'full'; it must be True or False"),
         ({"fsdp_config": ["full_shard"]}, "fsdp_config is \"['full_shard']\"; it must hold named fields"),
-        ({"fsdp": "hybrid_shard", "fsdp_config": None}, "fsdp=hybrid_shard shards within a node: dp_shard_size says"),
         ({"dp_shard_size": 3}, "shards over 3 ranks, which must divide dp=16"),
         ({"fsdp_config": None, "dp_shard_size": 4}, "dp_shard_size=4 needs fsdp_config; 1 works without it"),
         (

@@ -720,10 +720,10 @@ def test_what_may_matter_is_listed_and_what_cannot_is_not(capsys: pytest.Capture
 
 @pytest.mark.parametrize("command", [["score"], ["import"], ["score", "--model", "llama3-8b"]])
 def test_another_programs_yaml_is_no_recipe(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    file = written("other.yaml", "model_name_or_path: meta-llama/Meta-Llama-3-8B\nstage: sft\n")
+    file = written("other.yaml", "actor_rollout_ref: {model: meta-llama/Meta-Llama-3-8B}\nalgorithm: gae\n")
     assert main([command[0], file, *command[1:]]) == 2
     assert capsys.readouterr().err == (
-        "autoshard: error: other.yaml has model_name_or_path, which is not an option of autoshard plan; a recipe has "
+        "autoshard: error: other.yaml has actor_rollout_ref, which is not an option of autoshard plan; a recipe has "
         "nothing else, NxD Training's YAML a distributed_strategy, NeMo's fields of a model\n"
     )
 

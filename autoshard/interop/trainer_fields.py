@@ -1,0 +1,105 @@
+"""Fields that files of more than one program hand on to transformers' trainer: FSDP, DeepSpeed, the optimizer, a model
+by its name. Sources: transformers' training_args.py, Accelerate's FullyShardedDataParallelPlugin and prepare_model.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from autoshard.errors import AutoshardError
+from autoshard.files.fields import show
+from autoshard.interop.accelerate import HYBRID, STRATEGIES
+from autoshard.interop.deepspeed import deepspeed_layout, filled, read_deepspeed
+from autoshard.interop.written_layout import A_NODE, AS_ADAMW, NO_COPIES
+from autoshard.interop.written_model import WrittenModel
+from autoshard.interop.yaml_values import Values
+from autoshard.models.registry import model_of_repository
+
+FSDP, FSDP_CONFIG, DEEPSPEED = "fsdp", "fsdp_config", "deepspeed"
+OFFLOAD = "offload"
+NARROW = re.compile(r"(?:4|8)_?bit|fp8|flash_adam")
+"""Names of optimizers that keep moments in fewer bits."""
+
+
+class Sharded(NamedTuple):
+    """How replicas share weights and states. options: of `autoshard plan`. fields: of a layout, `zero` among them.
+    warnings: on what is not in the price."""
+
+    options: dict[str, Any]
+    fields: dict[str, Any]
+    warnings: tuple[str, ...]
+
+
+def is_fsdp(values: Values) -> bool:
+    return bool(values.get(FSDP) or values.peek(FSDP_CONFIG))
+
+
+def fsdp_field(values: Values, name: str) -> tuple[str, Any]:
+    """(the field of fsdp_config with this name, or with what older files put before it, its value or None)."""
+    keys = [f"{FSDP_CONFIG}.{prefix}{name}" for prefix in ("", "fsdp_")]
+    found = [(key, value) for key in keys if (value := values.get(key)) is not None]
+    return found[-1] if found else (keys[0], None)
+
+
+def sharded_by_fsdp(values: Values) -> Sharded:
+    """The stage of ZeRO that FSDP is; over all replicas, or over those of a node. Raises AutoshardError for what is no
+    switch."""
+    words = _words(values)
+    key, _ = fsdp_field(values, "reshard_after_forward")
+    name = next((word.upper() for word in words if word.upper() in STRATEGIES), "FULL_SHARD")
+    resharded = values.flag(key)
+    fields: dict[str, Any] = {"zero": STRATEGIES[name] if resharded is None else 3 if resharded else 2}
+    if name.startswith(HYBRID):
+        fields["shards"] = A_NODE
+    key, offloads = fsdp_field(values, "offload_params")
+    on_host = "" if offloads is None or not values.flag(key) else f"{key}=True"
+    if OFFLOAD in words:
+        on_host = f"{FSDP}={OFFLOAD}"
+    warning = f"{on_host}: priced with parameters on the devices, {NO_COPIES}"
+    return Sharded({}, fields, (warning,) if on_host else ())
+
+
+def sharded_by_deepspeed(values: Values, half: str | None, folder: str) -> Sharded:
+    """All that DeepSpeed's configuration says, which the file holds or names: its precision too.
+
+    half: bf16, fp16 or None, as the trainer is told. folder: where the file is. Raises AutoshardError where there is no
+    such configuration.
+    """
+    found = deepspeed_layout(filled(read_deepspeed(DEEPSPEED, values.get(DEEPSPEED), folder), half))
+    options = {"precision": found.options["precision"]}
+    for name, also in {"tp": (), "cp": ("context_parallel",)}.items():
+        if found.options[name] > 1:
+            options |= {one: found.options[one] for one in (name, *also)}
+    return Sharded(options, {"zero": found.fields["zero"]}, found.warnings)
+
+
+def _words(values: Values) -> list[str]:
+    """The words of `fsdp`, a list or a text."""
+    said = values.get(FSDP)
+    return [str(word) for word in said] if isinstance(said, list) else said.split() if isinstance(said, str) else []
+
+
+def named_model(values: Values, key: str) -> tuple[WrittenModel, str | None]:
+    """(the model that a field names, the name of the built-in one whose repository that is). Raises AutoshardError for
+    no name."""
+    said = values.get(key)
+    if not isinstance(said, str):
+        raise AutoshardError(f"{key} is {show(said)}; it must name a model")
+    return WrittenModel(config=said, named=f"{key}={show(said)}"), model_of_repository(said)
+
+
+def optimizer_warnings(key: str, name: str) -> Iterator[str]:
+    """Sentences on an optimizer that is not AdamW with moments as wide as its weights. key: what the file calls it."""
+    if "adam" not in name:
+        yield AS_ADAMW.format(said=f"{key}={show(name)}")
+    elif narrow := NARROW.search(name):
+        yield f"{key}={show(name)}: moments of {narrow[0]} are priced as wide as they are without it"
+    if name.startswith("paged"):
+        yield f"{key}={show(name)}: priced with optimizer state on the devices, {NO_COPIES}"
+
+
+def bits_warning(said: str) -> str:
+    """A sentence on weights that a field keeps in fewer bits. said: the field, with its value."""
+    return f"{said}: priced with weights in half precision"
