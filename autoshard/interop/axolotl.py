@@ -1,7 +1,8 @@
 """Read axolotl's YAML as layouts. How many devices train, and of which kind, the program that starts it is told.
 
 Sources: src/axolotl of axolotl, utils/schemas (which has the defaults), utils/config, utils/trainer.py,
-utils/distributed.py, loaders/model.py and integrations/expert_parallel.
+utils/distributed.py, loaders (in what weights are loaded, and what of Accelerate is replaced),
+monkeypatch/accelerate/fsdp2.py (which keeps weights as they are loaded) and integrations/expert_parallel.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ said."""
 RING, OLDER_CP = "ring_attn_func", "sequence_parallel_degree"
 AGAIN, OFFLOADING = "gradient_checkpointing", ("offload", "offload_disk")
 """What runs again in backward: True, False, or one of the words for True with activations on the host."""
+VERSION = "fsdp_version"
 USUAL_OPTIMIZER = "adamw_torch_fused"
 NO_EFFECT = re.compile(
     r"""(wandb|mlflow|comet|swanlab|trackio|lora|peft|hub|push|dataset|data|pretraining|eval|early|save|saves|evals|log
@@ -95,7 +97,8 @@ def axolotl_layout(data: Mapping[str, Any], folder: str) -> WrittenLayout:
     fields: dict[str, Any] = {"sequence_parallel": False, "microbatches": _runs(values, micro), "zero": 0}
     half = _half(values)
     notes = tuple(_notes(values, half))
-    options["precision"] = "fp32" if half is None else "mixed_precision"
+    options["precision"], unlike = _precision(values, half)
+    notes += unlike
     shards = Sharded({}, {}, ())
     if is_fsdp(values):
         shards = sharded_by_fsdp(values)
@@ -107,10 +110,6 @@ def axolotl_layout(data: Mapping[str, Any], folder: str) -> WrittenLayout:
         shards = sharded_by_deepspeed(values, half, folder)
         options |= shards.options
         fields |= shards.fields
-    elif half is not None:
-        options["precision"] = IN_BF16
-        kept = f"weights and moments are kept in {half}; priced as {IN_BF16}, which rounds at random"
-        notes += (f"neither fsdp_config nor deepspeed: {kept}",)
     model, known = named_model(values, MODEL)
     if known is not None:
         options["model"] = known
@@ -174,6 +173,23 @@ def _half(values: Values) -> str | None:
     if values.flag("bf16") or values.flag("bfloat16"):
         return "bf16"
     return "fp16" if is_fp16 or values.flag("float16") else None
+
+
+def _precision(values: Values, half: str | None) -> tuple[str, tuple[str, ...]]:
+    """(the precision here without DeepSpeed, notes). Weights are loaded in half precision; the first FSDP alone has
+    Accelerate widen them. half: as `_half` has it."""
+    if half is None:
+        return "fp32", ()
+    if is_fsdp(values):
+        said = VERSION if values.get(VERSION) is not None else fsdp_field(values, "version")[0]
+        if str(values.get(said)) != "2":
+            return "mixed_precision", ()
+        said = f"{said}=2"
+    elif values.get(DEEPSPEED):
+        return "mixed_precision", ()
+    else:
+        said = "neither fsdp_config nor deepspeed"
+    return IN_BF16, (f"{said}: weights and moments are kept in {half}; priced as {IN_BF16}, which rounds at random",)
 
 
 def _replicas(values: Values, degrees: Mapping[str, int]) -> Sharded:

@@ -60,11 +60,7 @@ def test_fsdp() -> None:
     found = read(FSDP)
     strategy, training = found.strategy, found.problem.training
     assert (strategy.dp, strategy.zero, strategy.microbatch_size, {*strategy.recompute}) == (16, 3, 2, {"full"})
-    assert (training.global_batch_size, training.sequence_length, training.precision.name) == (
-        2 * 4 * 16,
-        2048,
-        "mixed_precision",
-    )
+    assert (training.global_batch_size, training.sequence_length) == (2 * 4 * 16, 2048)
     assert (found.problem.model.name, found.form) == ("llama3.1-8b", "axolotl configuration")
     assert (found.warnings, found.not_priced) == ((), ())
     batch = "global batch of 8 x dp=16: without one in the file axolotl takes 4 microbatches of each replica"
@@ -146,6 +142,18 @@ def test_deepspeeds_configuration_in_the_file() -> None:
             "mixed_precision",
             "fp16 is priced as",
         ),
+        (
+            {"fsdp_version": 2, "fsdp_config": {"use_orig_params": True}},
+            "bf16_sr",
+            "fsdp_version=2: weights and moments are kept in bf16; priced as bf16_sr, which rounds at random",
+        ),
+        (
+            {"fsdp_config": {"fsdp_version": 2}},
+            "bf16_sr",
+            "fsdp_config.fsdp_version=2: weights and moments are kept in",
+        ),
+        ({"fsdp_config": {"version": 1}}, "mixed_precision", ""),
+        ({"fsdp": ["full_shard"]}, "mixed_precision", ""),
         ({"sample_packing": False}, "bf16_sr", "neither sample_packing nor pad_to_sequence_len: rows may be shorter"),
     ],
 )
