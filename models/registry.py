@@ -47,6 +47,15 @@ def model_of_repository(repository: str) -> str | None:
     return next((name for known, name in _repositories().items() if known.lower() == repository.lower()), None)
 
 
+def model_named_like(repository: str) -> str | None:
+    """The built-in model one of whose repositories has, behind its owner, the longest name that this one's begins with,
+    as copies and later versions have it; None where there is none."""
+    own = repository.rpartition("/")[2].lower()
+    names = {known.rpartition("/")[2].lower(): name for known, name in _repositories().items()}
+    alike = [known for known in names if own == known or own.startswith(f"{known}-")]
+    return names[max(alike, key=len)] if alike else None
+
+
 def is_user_module(text: str) -> bool:
     """Whether a text names a class, or a function that makes a module, in a Python file: 'my_file.py:MyModel'."""
     return USER_MODULE.fullmatch(text) is not None

@@ -279,6 +279,7 @@ def _model_of(file: str, written: WrittenLayout, options: dict[str, Any]) -> tup
     in. `options` then has its name."""
     from autoshard.interop.written_model import built_model, models_as_said, models_with, shown
     from autoshard.models.huggingface import read_config
+    from autoshard.models.registry import model_named_like
 
     said = written.model
     if said.config is not None and _is_here(said.config):
@@ -298,7 +299,11 @@ def _model_of(file: str, written: WrittenLayout, options: dict[str, Any]) -> tup
         raise AutoshardError(f"{file} may be for {names}; --model says which")
     if not said.whole:
         if said.named:
-            raise AutoshardError(f"{file} has {said.named}, which no built-in model is known by; --model names one")
+            like = None if said.config is None else model_named_like(said.config)
+            hint = "" if like is None else f"; {like} has a name like it"
+            raise AutoshardError(
+                f"{file} has {said.named}, which no built-in model is known by; --model names one{hint}"
+            )
         if not said.said.keys() - {BLOCKS}:
             raise AutoshardError(f"{file} does not say which model of those built in it is for; --model does")
         raise AutoshardError(f"no built-in model has {_sizes(said)}, as {file} says; --model names the one it is for")

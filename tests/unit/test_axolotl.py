@@ -233,6 +233,19 @@ def test_a_model_that_is_named_or_is_here() -> None:
     assert read({**FSDP, "base_model": "./own"}).problem.model.hidden_size == 576
 
 
+@pytest.mark.parametrize(
+    ("repository", "hint"),
+    [
+        ("NousResearch/Meta-Llama-3.1-8B", "; --model names one; llama3.1-8b has a name like it"),
+        ("Qwen/Qwen3-30B-A3B-Instruct-2507", "; --model names one; qwen3-30b-a3b has a name like it"),
+        ("someone/Qwen3-30B-A3Bx", "; --model names one"),
+        ("./saved", "; --model names one"),
+    ],
+)
+def test_a_model_with_a_name_like_it_is_told(repository: str, hint: str) -> None:
+    assert told({**FSDP, "base_model": repository}).endswith(hint)
+
+
 def test_fields_that_nothing_reads() -> None:
     found = read({**FSDP, "liger_rope": True, "context_parapllel_size": 2, "torch_compile": False})
     assert {*found.not_priced} == {"liger_rope", "context_parapllel_size"}
