@@ -107,7 +107,7 @@ def axolotl_layout(data: Mapping[str, Any], folder: str) -> WrittenLayout:
     elif (ranks := values.whole(SHARDS) or 1) > 1:
         raise AutoshardError(f"{SHARDS}={ranks} needs fsdp_config; 1 works without it")
     elif values.get(DEEPSPEED):
-        shards = sharded_by_deepspeed(values, half, folder)
+        shards = sharded_by_deepspeed(DEEPSPEED, values, half, folder)
         options |= shards.options
         fields |= shards.fields
     model, known = named_model(values, MODEL)

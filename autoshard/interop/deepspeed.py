@@ -86,14 +86,16 @@ def deepspeed_layout(data: Mapping[str, Any]) -> WrittenLayout:
 
 
 def filled(data: Mapping[str, Any], half: str | None) -> dict[str, Any]:
-    """The configuration with the formats that transformers' trainer fills in where they are left to it. half: bf16,
-    fp16, or None for neither."""
+    """The configuration with the formats that are filled in where they are left to transformers' trainer, or where it
+    says none of the one that the trainer has [Accelerate utils/dataclasses.py, DeepSpeedPlugin.set_mixed_precision].
+    half: that, bf16 or fp16, or None for neither."""
     enabled = {
         name: {**part, "enabled": name == half}
         for name in ("bf16", "fp16")
         if isinstance(part := data.get(name), Mapping) and part.get("enabled") == AUTO
     }
-    return {**data, **enabled}
+    missing = {} if half is None or half in data else {half: {"enabled": True}}
+    return {**data, **missing, **enabled}
 
 
 def read_deepspeed(key: str, value: object, folder: str) -> dict[str, Any]:

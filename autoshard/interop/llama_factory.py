@@ -36,8 +36,6 @@ MODEL, LENGTH, MICRO, RUNS = (
 METHOD, STAGE, PURE, NO_AGAIN = "finetuning_type", "stage", "pure_bf16", "disable_gradient_checkpointing"
 OWN = (METHOD, STAGE, LENGTH, "template", "infer_backend", "export_dir")
 """Fields beside a model's name one of which each of its files has."""
-LATER = ("dist_config", "train_dataset", "model_class")
-"""Fields beside `model` one of which each file of its version 1 has."""
 USUAL_LENGTH, USUAL_MICRO, USUAL_METHOD, USUAL_STAGE, USUAL_OPTIMIZER = 2048, 8, "lora", "sft", "adamw_torch"
 TEXT, PREFERENCES = ("pt", "sft"), "dpo"
 """Stages of plain training, and the one on a chosen and a rejected answer."""
@@ -61,10 +59,7 @@ NO_EFFECT = re.compile(
 
 
 def is_llama_factory(data: Mapping[str, Any]) -> bool:
-    """Whether a parsed YAML file is one of LLaMA-Factory's. Raises AutoshardError for one of its version 1."""
-    if isinstance(data.get("model"), str) and (later := [key for key in LATER if key in data]):
-        told = f"of LLaMA-Factory's files those with {MODEL} are read, and none of its version 1"
-        raise AutoshardError(f"model={show(data['model'])} with {later[0]}: {told}")
+    """Whether a parsed YAML file is one of LLaMA-Factory's, but for those of its version 1."""
     return MODEL in data and bool(data.keys() & {*OWN})
 
 
@@ -88,7 +83,7 @@ def llama_factory_layout(data: Mapping[str, Any], folder: str) -> WrittenLayout:
     fields: dict[str, Any] = {"sequence_parallel": False, "microbatches": values.whole(RUNS) or 1, "zero": 0}
     shards = Sharded({}, {}, ())
     if values.get(DEEPSPEED):
-        shards = sharded_by_deepspeed(values, half, folder)
+        shards = sharded_by_deepspeed(DEEPSPEED, values, half, folder)
     elif is_fsdp(values):
         shards = sharded_by_fsdp(values)
     options |= shards.options

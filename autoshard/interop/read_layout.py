@@ -21,6 +21,7 @@ from autoshard.interop.hydra_script import configured, is_hydra_script
 from autoshard.interop.hyperpod import hyperpod_layout, is_hyperpod, on_instance, recipe_in
 from autoshard.interop.launch_script import Place, Script, warned_of
 from autoshard.interop.llama_factory import is_llama_factory, llama_factory_layout
+from autoshard.interop.llama_factory_v1 import is_llama_factory_v1, llama_factory_v1_layout
 from autoshard.interop.megatron import NO_FLAGS, is_megatron_script, megatron_layout
 from autoshard.interop.nemo import is_nemo, nemo_layout
 from autoshard.interop.neuron_script import is_neuron_script, neuron_layout
@@ -173,4 +174,6 @@ def _fields_layout(data: Mapping[str, Any], environment: Mapping[str, str], fold
         return axolotl_layout(data, folder)
     if is_llama_factory(data):
         return llama_factory_layout(data, folder)
+    if is_llama_factory_v1(data):
+        return llama_factory_v1_layout(data, folder)
     return WrittenLayout("recipe", {str(name): value for name, value in data.items()}, complete=False)

@@ -61,13 +61,13 @@ def sharded_by_fsdp(values: Values) -> Sharded:
     return Sharded({}, fields, (warning,) if on_host else ())
 
 
-def sharded_by_deepspeed(values: Values, half: str | None, folder: str) -> Sharded:
-    """All that DeepSpeed's configuration says, which the file holds or names: its precision too.
+def sharded_by_deepspeed(key: str, values: Values, half: str | None, folder: str) -> Sharded:
+    """All that DeepSpeed's configuration says, which a field holds or names: its precision too.
 
-    half: bf16, fp16 or None, as the trainer is told. folder: where the file is. Raises AutoshardError where there is no
-    such configuration.
+    key: of the field. half: bf16, fp16 or None, as the trainer is told. folder: where the file is. Raises
+    AutoshardError where there is no such configuration.
     """
-    found = deepspeed_layout(filled(read_deepspeed(DEEPSPEED, values.get(DEEPSPEED), folder), half))
+    found = deepspeed_layout(filled(read_deepspeed(key, values.get(key), folder), half))
     options = {"precision": found.options["precision"]}
     for name, also in {"tp": (), "cp": ("context_parallel",)}.items():
         if found.options[name] > 1:

@@ -33,6 +33,18 @@ FULL: dict[str, Any] = {
 }
 ALONE = {key: value for key, value in FULL.items() if key != "deepspeed"}
 ZERO = {"zero_optimization": {"stage": 3}, "bf16": {"enabled": "auto"}, "train_batch_size": "auto"}
+LATER: dict[str, Any] = {
+    "model": "Qwen/Qwen3-0.6B",
+    "model_class": "llm",
+    "kernel_config": {"name": "auto"},
+    "dist_config": {"name": "fsdp2", "dcp_path": None},
+    "train_dataset": "data/v1_sft_demo.yaml",
+    "output_dir": "outputs/test_fsdp2",
+    "micro_batch_size": 2,
+    "cutoff_len": 1024,
+    "sample_backend": "hf",
+}
+"""The keys of the version 1 examples."""
 WORDS = {**ALONE, "fsdp": ["full_shard", "auto_wrap"]}
 
 
@@ -58,6 +70,19 @@ def test_deepspeed() -> None:
     assert (found.warnings, found.not_priced) == ((), ())
     batch = "global batch of 2 x dp=8: without one in the file LLaMA-Factory takes 2 microbatches of each replica"
     assert batch in found.notes
+
+
+@pytest.mark.parametrize(
+    ("zero", "half", "name"),
+    [
+        (ZERO, {"bf16": False}, "fp32"),
+        ({"zero_optimization": {"stage": 3}}, {}, "mixed_precision"),
+        ({"zero_optimization": {"stage": 3}}, {"bf16": False}, "fp32"),
+        ({**ZERO, "bf16": {"enabled": False}}, {}, "fp32"),
+    ],
+)
+def test_the_precision_that_deepspeed_is_told(zero: dict[str, Any], half: dict[str, Any], name: str) -> None:
+    assert read({**FULL, **half}, zero).problem.training.precision.name == name
 
 
 def test_deepspeed_that_splits_matrices() -> None:
@@ -142,7 +167,6 @@ def test_what_the_price_leaves_out(changes: dict[str, Any], told: str) -> None:
             "tensor_model_parallel_size: LLaMA-Factory trains such files with ",
         ),
         ({**FULL, "cutoff_len": -1}, "cutoff_len is '-1'; it must be a whole number of at least 1"),
-        ({"model": "Qwen/Qwen3-0.6B", "dist_config": {"name": "fsdp2"}}, "with dist_config: of LLaMA-Factory's files "),
     ],
 )
 def test_refusals(data: dict[str, Any], said: str) -> None:
@@ -153,3 +177,78 @@ def test_refusals(data: dict[str, Any], said: str) -> None:
 
 def test_fields_that_nothing_reads() -> None:
     assert read({**ALONE, "enable_liger_kernel": True, "use_kt": False}).not_priced == ("enable_liger_kernel",)
+
+
+def test_version_1() -> None:
+    found = read(LATER)
+    strategy, training = found.strategy, found.problem.training
+    assert (strategy.dp, strategy.zero, strategy.microbatch_size, {*strategy.recompute}) == (8, 3, 2, {"full"})
+    assert (training.global_batch_size, training.sequence_length) == (16, 1024)
+    assert (found.problem.model.name, training.precision.name) == ("qwen3-0.6b", "mixed_precision")
+    assert (found.warnings, found.not_priced) == ((), ("kernel_config.name",))
+
+
+@pytest.mark.parametrize(
+    ("changes", "fields"),
+    [
+        ({"dist_config": {"name": "fsdp2", "reshard_after_forward": False}}, {"zero": 2}),
+        ({"dist_config": {"name": "deepspeed", "config_file": FULL["deepspeed"]}}, {"zero": 3}),
+        ({"dist_config": None}, {"zero": 0}),
+        ({"mp_replicate_size": 2}, {"dp": 8, "dp_replicate": 2}),
+        ({"mp_shard_size": 2}, {"dp": 8, "dp_replicate": 4}),
+        ({"cp_size": 2, "mp_replicate_size": 2}, {"cp": 2, "dp": 4, "context_parallel": "ulysses", "dp_replicate": 2}),
+        ({"dp_size": 8, "global_batch_size": 64}, {"dp": 8}),
+        ({"enable_activation_checkpointing": False}, {"recompute": ("none",)}),
+        ({"flash_attn": "eager"}, {"attention_kernel": "plain"}),
+    ],
+)
+def test_layouts_of_version_1(changes: dict[str, Any], fields: dict[str, Any]) -> None:
+    found = read({**LATER, **changes})
+    assert {name: getattr(found.strategy, name) for name in fields} == fields
+    assert found.problem.training.global_batch_size == changes.get("global_batch_size", 2 * found.strategy.dp)
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"bf16": False}, "fp32"),
+        ({"dist_config": None}, "fp32"),
+        ({"dist_config": {"name": "deepspeed", "config_file": FULL["deepspeed"]}}, "mixed_precision"),
+    ],
+)
+def test_precisions_of_version_1(changes: dict[str, Any], name: str) -> None:
+    assert read({**LATER, **changes}).problem.training.precision.name == name
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"peft_config": {"name": "lora"}}, "peft_config.name='lora': priced as training of all weights; LoRA freezes"),
+        ({"peft_config": {"name": "freeze"}}, "peft_config.name='freeze': priced as training of all weights"),
+        ({"quant_config": {"name": "bnb"}}, "quant_config.name='bnb': priced with weights in half precision"),
+        ({"optim_config": {"name": "muon"}}, "optim_config.name='muon' is priced as AdamW, with two moments"),
+        ({"model_class": "cls"}, "model_class='cls': priced with the head and the loss of a language model"),
+        (
+            {"dist_config": {"name": "fsdp2", "offload_params": True}},
+            "dist_config.offload_params=True: priced with par",
+        ),
+    ],
+)
+def test_what_the_price_of_version_1_leaves_out(changes: dict[str, Any], told: str) -> None:
+    (warning,) = read({**LATER, **changes}).warnings
+    assert warning.startswith(told)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"dist_config": {"name": "fsdpturbo"}}, "dist_config.name is 'fsdpturbo'; fsdp2 and deepspeed are read"),
+        ({"dist_config": None, "cp_size": 2}, "cp_size=2 needs dist_config.name=fsdp2; 1 works without it"),
+        ({"cp_size": 2, "cp_mode": "ring"}, "cp_mode is 'ring'; it must be ulysses"),
+        ({"dist_config": {"name": "deepspeed"}}, "dist_config.config_file is None, which is no configuration of DeepS"),
+    ],
+)
+def test_refusals_of_version_1(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(AutoshardError) as error:
+        read({**LATER, **changes})
+    assert said in str(error.value) and "\n" not in str(error.value)
