@@ -71,6 +71,8 @@ SIZES = {
 }
 """Whole numbers of a model -> fields under `model` that say them, of which the last one that is there counts."""
 NUMBERS = {"norm_eps": ("layernorm_epsilon", "rms_norm_eps"), "rope_theta": ("rope_theta",)}
+WITH_DENSE_BLOCKS = ("deepseek_r1",)
+"""model.model_type of mixtures whose intermediate_size is that of blocks without experts."""
 WINDOWED = ("mistral", "mixtral")
 """model_types whose window a recipe says; Llama has none, and Qwen 2 uses none."""
 USUAL: dict[str, Any] = {
@@ -264,6 +266,8 @@ def _model(values: Values) -> tuple[WrittenModel, str | None]:
         for name, keys in names.items():
             every = [(f"model.{key}", value) for key in keys if (value := read(f"model.{key}")) is not None]
             said |= {name: every[-1]} if every else {}
+    if kind in WITH_DENSE_BLOCKS and "intermediate_size" in said:
+        said["dense_intermediate_size"] = said.pop("intermediate_size")
     if model_type not in WINDOWED:
         said.pop("sliding_window", None)
     if model_type == "llama" and (scaling := _scaling(values)) is not None:

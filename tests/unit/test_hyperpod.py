@@ -173,6 +173,25 @@ def test_families_have_what_transformers_gives_them() -> None:
     assert "model.moe_load_balancing=sinkhorn is priced as a top-k router" in mixtral.warnings
 
 
+def test_a_mixture_is_found_by_its_blocks_without_experts() -> None:
+    blocks: dict[str, Any] = {
+        "hidden_size": 7168,
+        "num_hidden_layers": 61,
+        "num_attention_heads": 128,
+        "num_key_value_heads": 128,
+    }
+    more: dict[str, Any] = {
+        "intermediate_size": 18432,
+        "vocab_size": 129280,
+        "layernorm_epsilon": 1e-6,
+        "rope_theta": 10000.0,
+    }
+    data = with_model(model_type="deepseek_r1", tensor_model_parallel_degree=1, **blocks, **more)
+    with pytest.raises(AutoshardError, match=r"may be for deepseek-v3 or deepseek-v3\.2; --model says which"):
+        read(data)
+    assert read(data, model="deepseek-v3").problem.model.name == "deepseek-v3"
+
+
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
