@@ -131,8 +131,9 @@ def recipe_in(data: Mapping[str, Any]) -> tuple[Mapping[str, Any], str | None]:
 
 
 def on_instance(written: WrittenLayout, instance: str | None) -> WrittenLayout:
-    """The layout of a recipe on the instance that its launcher is told; as it is for None."""
-    if instance is None:
+    """The layout of a recipe on the instance that its launcher is told; as it is for None, and where a recipe for
+    Trainium stands beside the GPUs that the launcher has unless it is told others."""
+    if instance is None or (str(written.options.get("instance")).startswith("trn") and instance == USUAL_INSTANCE):
         return written
     notes = tuple(note for note in written.notes if note != OF_LAUNCHER)
     return replace(written, options={**written.options, "instance": instance}, notes=notes)

@@ -257,6 +257,11 @@ def test_the_instance_of_the_launchers_own_configuration() -> None:
     assert autoshard.score("run.sh").written.problem.cluster.instance == "p4de.24xlarge"
 
 
+def test_a_recipe_for_trainium_beside_the_launchers_usual_gpus() -> None:
+    found = read({"instance_type": "p5.48xlarge", "recipes": TRAINIUM})
+    assert found.problem.cluster.instance == "trn1.32xlarge"
+
+
 def test_a_script_whose_recipe_is_not_there() -> None:
     Path("run.sh").write_text(SCRIPT.replace("MORE", "\\"))
     with pytest.raises(AutoshardError) as error:
