@@ -47,7 +47,7 @@ RINGS = {"varlen_llama3": "all_gather", "batch_ring": "ring"}
 said."""
 RING, OLDER_CP = "ring_attn_func", "sequence_parallel_degree"
 AGAIN, OFFLOADING = "gradient_checkpointing", ("offload", "offload_disk")
-"""What runs again in backward: True, False, or one of the words for True with activations on the host."""
+"""The field for blocks that run again in backward, and its words for True with activations on the host."""
 VERSION = "fsdp_version"
 USUAL_OPTIMIZER = "adamw_torch_fused"
 NO_EFFECT = re.compile(

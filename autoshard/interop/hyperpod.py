@@ -98,7 +98,7 @@ OF_TYPES: dict[str, dict[str, Any]] = {
     "mixtral": {"bias": "none", "norm_eps": 1e-5, "num_key_value_heads": 8, "num_local_experts": 8},
     "qwen2": {"bias": "qkv", "num_key_value_heads": 32},
 }
-"""What transformers' configurations have where a recipe is silent: of all of them, and of each [LlamaConfig,
+"""Values that transformers' configurations have where a recipe is silent: all of them, and each [LlamaConfig,
 MistralConfig, MixtralConfig, Qwen2Config]."""
 NO_EFFECT = re.compile(
     r"""(run|exp_manager|cluster|git|env_vars|hydra)\..*|distributed_backend|display_name|instance_types|version

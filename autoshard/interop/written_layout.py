@@ -14,7 +14,7 @@ from autoshard.interop.written_model import WrittenModel
 MISSING = "???"
 """The value of an option that must be given and that a file leaves open: OmegaConf's word for such a field."""
 A_NODE = "node"
-"""Where a file says over how many ranks weights are sharded: as many as a node has."""
+"""The word for shards over as many ranks as a node has."""
 LORA = "{said}: priced as training of all weights; LoRA freezes most of them"
 DPO = (
     "{said}: priced as plain training on {batch} sequences; DPO runs a chosen and a rejected one for each, and before "
