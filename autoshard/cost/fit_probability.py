@@ -24,6 +24,13 @@ def levels(cluster: Cluster, wanted: float) -> tuple[Level, ...]:
     return tuple(Level(probability, _memory_bytes(cluster, probability)) for probability in probabilities)
 
 
+def place_of(needed_bytes: float, cluster: Cluster, wanted: float) -> int:
+    """The place of the first of `levels` that a layout of so many bytes meets, 0 for the wanted one; their number where
+    it meets none."""
+    found = levels(cluster, wanted)
+    return next((place for place, one in enumerate(found) if needed_bytes <= one.memory_bytes), len(found))
+
+
 def _memory_bytes(cluster: Cluster, probability: float) -> float:
     """The most that fits with this probability, and never more than there is."""
     low, high = 0.0, cluster.device.memory_bytes

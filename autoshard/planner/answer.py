@@ -9,7 +9,7 @@ from math import inf
 from autoshard.backends.native_neuron import model_traces_whole
 from autoshard.backends.registry import ANYWHERE
 from autoshard.backends.rules import Draft, Problem
-from autoshard.cost.fit_probability import levels
+from autoshard.cost.fit_probability import levels, place_of
 from autoshard.errors import AutoshardError, NoLayoutFits, NoneFound
 from autoshard.graph.partition import Choice
 from autoshard.layout.sharding import OperatorChoices
@@ -31,7 +31,7 @@ from autoshard.spec.cluster import Cluster
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.stack import WHOLE_STAGES
 from autoshard.spec.training import TrainingSpec
-from autoshard.units import format_number, format_seconds
+from autoshard.units import format_number, format_seconds, percent
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,20 @@ class Answer:
     notes: tuple[str, ...]
     given: tuple[str, ...] = ()
     operators: Mapping[str, Choice] | None = None
+
+
+def unsureness(found: Answer, request: PlanRequest) -> int:
+    """0 where the best layout of an answer fits as surely as was asked for, the more the less surely it fits. Of two
+    answers of a request one with less is taken, as of two layouts."""
+    needed = found.result.best.estimate.fullest.total_bytes
+    return place_of(needed, found.problem.cluster, request.fit_probability)
+
+
+def fits_but(found: Answer, request: PlanRequest, chosen: Answer) -> str:
+    """The clause on an answer that is passed over because the chosen one fits more surely; empty of any other."""
+    if unsureness(found, request) <= unsureness(chosen, request):
+        return ""
+    return f", which fits less surely, with {percent(found.result.best.estimate.fits_probability)} probability"
 
 
 def answer(request: PlanRequest) -> Answer:

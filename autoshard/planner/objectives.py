@@ -7,13 +7,13 @@ from dataclasses import replace
 
 from autoshard.backends.registry import check_devices, usual_backend
 from autoshard.errors import AutoshardError, NoLayoutFits
-from autoshard.planner.answer import Answer
+from autoshard.planner.answer import Answer, fits_but, unsureness
 from autoshard.planner.inputs import inputs_of, precision_names
 from autoshard.planner.precisions import best_precision
 from autoshard.planner.request import SEARCHED, PlanRequest
 from autoshard.planner.watching import goes_on
 from autoshard.spec.training import load_precision
-from autoshard.units import BILLION, DAY_S, counted, format_count, format_days, format_number, format_seconds
+from autoshard.units import BILLION, DAY_S, counted, format_count, format_days, format_number, format_seconds, percent
 
 LOGICAL_CORES = (1, 2)
 STEPS_OF_AN_OCTAVE = 16
@@ -29,7 +29,7 @@ def best_answer(request: PlanRequest) -> Answer:
         raise AutoshardError(
             f"days={request.days:g} is a deadline, and objective={request.objective} has none; use objective=nodes"
         )
-    best = _cheapest(request) if request.objective == "cost" else _with_note(*_fastest(request))
+    best = _cheapest(request) if request.objective == "cost" else _with_note(request, *_fastest(request))
     return best if request.tokens is None else _with_training(best, request.tokens)
 
 
@@ -56,12 +56,12 @@ def usd_per_billion_tokens(found: Answer) -> float | None:
 
 
 def _fastest(request: PlanRequest) -> tuple[Answer, tuple[Answer, ...]]:
-    """(the fastest over what a logical core may be, the others)."""
+    """(the fastest over what a logical core may be, of those that fit most surely; the others)."""
     tried = [_tried(one) for one in _each_lnc(request)]
     answers = [one for one in tried if isinstance(one, Answer)]
     if not answers:
         raise _none_of(dict(zip((one.lnc for one in _each_lnc(request)), tried, strict=True)))
-    best, *others = sorted(answers, key=lambda one: one.result.best.estimate.step_time_s)
+    best, *others = sorted(answers, key=lambda one: (unsureness(one, request), one.result.best.estimate.step_time_s))
     return best, tuple(others)
 
 
@@ -101,12 +101,14 @@ def _exists(request: PlanRequest) -> bool:
     return True
 
 
-def _with_note(best: Answer, others: tuple[Answer, ...]) -> Answer:
+def _with_note(request: PlanRequest, best: Answer, others: tuple[Answer, ...]) -> Answer:
     if not others:
         return best
     step = best.result.best.estimate.step_time_s
     slower = ", ".join(
-        f"{format_seconds(one.result.best.estimate.step_time_s)} at lnc {one.problem.cluster.lnc}" for one in others
+        f"{format_seconds(one.result.best.estimate.step_time_s)} at lnc {one.problem.cluster.lnc}"
+        f"{fits_but(one, request, best)}"
+        for one in others
     )
     note = f"lnc {best.problem.cluster.lnc}: {format_seconds(step)} a step; the fastest layout takes {slower}"
     return replace(best, notes=(*best.notes, note))
@@ -158,53 +160,88 @@ def _cheapest(request: PlanRequest) -> Answer:
             f"objective=cost needs a price, and the hardware file of {cluster.instance} has none; "
             "--price-per-node-hour gives it"
         )
-    answers = [
-        (usd_per_billion_tokens(one) or 0.0, one.problem.cluster.nodes, one) for one in _answers(request, counts)
-    ]
-    cost, _, best = min(answers, key=lambda one: (not _is_run(one[2], request), *one[:2]))
+    answers = [*_answers(request, counts)]
+    best = min(answers, key=lambda one: (*_doubts(one, request), _usd(one), one.problem.cluster.nodes))
+    compared = [one for one in answers if _doubts(one, request) == _doubts(best, request)]
     note = (
-        f"objective cost: {cost:,.2f} USD for a billion tokens at {cluster.price_per_node_hour_usd:g} USD a node and "
-        f"hour, the least of {', '.join(str(count) for _, count, _ in answers)} nodes"
+        f"objective cost: {_usd(best):,.2f} USD for a billion tokens at {cluster.price_per_node_hour_usd:g} USD a node "
+        f"and hour, the least of {', '.join(str(one.problem.cluster.nodes) for one in compared)} nodes"
+    )
+    cheaper = [one for one in answers if _usd(one) < _usd(best)]
+    note += "".join(
+        f"; {counted(one.problem.cluster.nodes, 'node')} {_usd(one):,.2f} USD, with a plan {_passed_over(one, request)}"
+        for one in cheaper
     )
     return replace(best, notes=(*best.notes, note))
 
 
+def _usd(found: Answer) -> float:
+    """US dollars that a billion tokens cost, where the price of a node is known."""
+    return usd_per_billion_tokens(found) or 0.0
+
+
+def _doubts(found: Answer, request: PlanRequest) -> tuple[bool, int]:
+    """What comes before money and nodes: whether no backend runs the plan, and how unsurely it fits."""
+    return not _is_run(found, request), unsureness(found, request)
+
+
+def _passed_over(found: Answer, request: PlanRequest) -> str:
+    """The clause on a plan with more `_doubts` than the chosen one."""
+    if not _is_run(found, request):
+        return "that nothing runs there"
+    return f"that fits with {percent(found.result.best.estimate.fits_probability)} probability"
+
+
 def _fewest_nodes(request: PlanRequest) -> Answer:
     """The smallest of the sizes looked at that is fast enough; those that could not be at the devices' peak are not.
-    One whose backend does not run on these devices gives way to one of up to twice the nodes that is run there."""
+    One whose backend does not run on these devices, or that fits less surely than is asked for, gives way to one of up
+    to twice the nodes of which neither is so."""
     if request.tokens is None or request.days is None:
         missing = "--tokens" if request.tokens is None else "--days"
         raise AutoshardError(f"objective=nodes: the fewest nodes that see --tokens in --days; {missing} is missing")
     wanted = request.tokens / (request.days * DAY_S)
     fastest: Answer | None = None
-    unrun: Answer | None = None
-    least = _least_nodes(request, wanted)
+    met: list[Answer] = []
+    asked, least = request, _least_nodes(request, wanted)
     refused = f"at the peak of their devices {least:,} nodes would just do"
     for nodes in _sizes(least, request.nodes):
-        if unrun is not None and nodes > 2 * unrun.problem.cluster.nodes:
+        if met and nodes > 2 * met[0].problem.cluster.nodes:
             break
-        best = _tried_fastest(replace(request, nodes=nodes))
+        best = _tried_fastest(replace(asked, nodes=nodes))
         if not isinstance(best, Answer):
             refused = str(best)
             continue
         speed = best.result.best.estimate.tokens_per_s
         if speed >= wanted:
-            time = format_days(request.tokens / speed / DAY_S)
-            see = "node sees" if nodes == 1 else "nodes see"
-            note = (
-                f"objective nodes: {nodes:,} {see} {format_count(request.tokens)} tokens in {time}, "
-                f"{format_days(request.days)} allowed; the smallest of the sizes looked at, "
-                f"{STEPS_OF_AN_OCTAVE} an octave"
-            )
-            met = replace(best, notes=(*best.notes, note))
-            if _is_run(met, request):
-                return met
-            unrun, request = met, replace(request, backend=usual_backend(met.problem.cluster).name)
+            met.append(best)
+            if not any(_doubts(best, request)):
+                break
+            if not _is_run(best, request):
+                asked = replace(request, backend=usual_backend(best.problem.cluster).name)
         if fastest is None or speed > fastest.result.best.estimate.tokens_per_s:
             fastest = best
-    if unrun is not None:
-        return unrun
-    raise NoLayoutFits(_too_slow(request, wanted, fastest, refused))
+    if not met:
+        raise NoLayoutFits(_too_slow(request, wanted, fastest, refused))
+    chosen = min(met, key=lambda one: (_doubts(one, request), one.problem.cluster.nodes))
+    return replace(chosen, notes=(*chosen.notes, _met(request, chosen, met)))
+
+
+def _met(request: PlanRequest, chosen: Answer, met: Iterable[Answer]) -> str:
+    """The note on the cluster that was chosen. met: those that see the tokens in the days."""
+    assert request.tokens is not None and request.days is not None
+    nodes = chosen.problem.cluster.nodes
+    time = format_days(request.tokens / chosen.result.best.estimate.tokens_per_s / DAY_S)
+    see = "node sees" if nodes == 1 else "nodes see"
+    note = (
+        f"objective nodes: {nodes:,} {see} {format_count(request.tokens)} tokens in {time}, "
+        f"{format_days(request.days)} allowed; the smallest of the sizes looked at, "
+        f"{STEPS_OF_AN_OCTAVE} an octave"
+    )
+    fewer = [one for one in met if one.problem.cluster.nodes < nodes]
+    return note + "".join(
+        f"; {counted(one.problem.cluster.nodes, 'node')} would do with a plan {_passed_over(one, request)}"
+        for one in fewer[:1]
+    )
 
 
 def _is_run(found: Answer, request: PlanRequest) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from autoshard.errors import AutoshardError, NoLayoutFits, NoneFound
-from autoshard.planner.answer import Answer, answer
+from autoshard.planner.answer import Answer, answer, fits_but, unsureness
 from autoshard.planner.inputs import precision_names
 from autoshard.planner.request import PlanRequest
 from autoshard.planner.toss_ups import GIVEN_AWAY
@@ -25,7 +25,7 @@ def is_compared(request: PlanRequest) -> bool:
 
 def best_precision(request: PlanRequest) -> Answer:
     """The answer in the precision with the fastest step, with a note of what each would give; of those that cannot be
-    told apart, the one that was named first.
+    told apart, the one that was named first. Those that fit less surely than another one are passed over.
 
     A precision with quantised products that is asked for alone is the answer; the note says what mixed_precision would
     give. Raises AutoshardError, what the search of the first precision raised where none has an answer.
@@ -34,7 +34,7 @@ def best_precision(request: PlanRequest) -> Answer:
         return answer(request)
     names = precision_names(request)
     if len(names) > 1:
-        return _fastest({name: _tried(request, name) for name in names})
+        return _fastest({name: _tried(request, name) for name in names}, request)
     (name,) = names
     found, wide = answer(request), _tried(request, WIDE)
     return replace(found, notes=(*found.notes, _worth(name, found, wide)))
@@ -52,16 +52,23 @@ def _step_s(found: Answer) -> float:
     return found.result.best.estimate.step_time_s
 
 
-def _fastest(tried: Mapping[str, Answer | AutoshardError]) -> Answer:
+def _fastest(tried: Mapping[str, Answer | AutoshardError], request: PlanRequest) -> Answer:
     answers = {name: one for name, one in tried.items() if isinstance(one, Answer)}
     if not answers:
         raise next(one for one in tried.values() if not isinstance(one, Answer))
-    least_s = min(map(_step_s, answers.values()))
-    chosen = next(name for name, one in answers.items() if _step_s(one) <= least_s * (1 + GIVEN_AWAY))
-    others = ", ".join(f"{name} {_said(one)}" for name, one in tried.items() if name != chosen)
-    why = "" if _step_s(answers[chosen]) == least_s else f"; within {GIVEN_AWAY:.0%} the one named first is taken"
-    note = f"precision {chosen}: {_said(answers[chosen])} a step; {others}{why}"
-    return replace(answers[chosen], notes=(*answers[chosen].notes, note))
+    places = {name: unsureness(one, request) for name, one in answers.items()}
+    surest = {name: one for name, one in answers.items() if places[name] == min(places.values())}
+    least_s = min(map(_step_s, surest.values()))
+    chosen = next(name for name, one in surest.items() if _step_s(one) <= least_s * (1 + GIVEN_AWAY))
+    best = answers[chosen]
+    others = ", ".join(
+        f"{name} {_said(one)}{fits_but(one, request, best) if isinstance(one, Answer) else ''}"
+        for name, one in tried.items()
+        if name != chosen
+    )
+    why = "" if _step_s(best) == least_s else f"; within {GIVEN_AWAY:.0%} the one named first is taken"
+    note = f"precision {chosen}: {_said(best)} a step; {others}{why}"
+    return replace(best, notes=(*best.notes, note))
 
 
 def _said(found: Answer | AutoshardError) -> str:

@@ -21,6 +21,7 @@ from autoshard.planner.planning import plan_for
 from autoshard.planner.request import PlanRequest
 from autoshard.planner.search import search
 from autoshard.plans.search_result import Candidate, Pins
+from autoshard.units import percent
 from tests.unit.plan_examples import plan_70b, strategy
 
 PINS = {"tp": 8, "cp": 1, "vpp": 1, "micro_batch": 1, "recompute": "none"}
@@ -83,6 +84,23 @@ def test_the_fewest_nodes_are_some_that_the_plan_runs_on() -> None:
     assert three.result.best.estimate.tokens_per_s > 1e12 / (30 * 86400)
     found = fewest(3)  # where none is run, that one is better than none
     assert (found.problem.backend, found.problem.cluster.nodes) == ("torch", 3)
+
+
+@pytest.mark.parametrize("objective", ["nodes", "cost"])
+def test_a_larger_cluster_whose_plan_fits_as_surely_as_asked_goes_first(objective: str) -> None:
+    """A token costs a little less on one node, where no layout fits that surely, than on two."""
+    asked: dict[str, Any] = {"nodes": 2, "objective": objective, "pins": {**PINS, "pp": 2}}
+    if objective == "nodes":
+        asked |= {"tokens": 1e9, "days": 30.0}
+    assert best_answer(request(**asked, fit_probability=0.99)).problem.cluster.nodes == 1
+    asked["fit_probability"] = 0.999999
+    one = answer(request(pins=asked["pins"], fit_probability=0.999999))
+    fits, usd = one.result.best.estimate.fits_probability, usd_per_billion_tokens(one)
+    found = best_answer(request(**asked))
+    assert found.problem.cluster.nodes == 2
+    assert fits < 0.999999 < found.result.best.estimate.fits_probability
+    said = "1 node would do" if objective == "nodes" else f"1 node {usd:,.2f} USD,"
+    assert found.notes[-1].endswith(f"; {said} with a plan that fits with {percent(fits)} probability")
 
 
 def test_years_have_no_exponent() -> None:
@@ -266,6 +284,18 @@ def test_lnc_auto_takes_the_faster_and_says_so() -> None:
     assert best.cluster.lnc == min(each, key=lambda lnc: each[lnc])
     assert any(note.startswith(f"lnc {best.cluster.lnc}: ") for note in best.notes)
     assert plan_for(request(nodes=1, lnc="auto")).cluster.lnc == 1  # trn1 has one kind
+
+
+def test_lnc_auto_passes_over_the_faster_where_it_fits_less_surely() -> None:
+    pins = {"tp": 4, "pp": 4, "cp": 1, "vpp": 1, "micro_batch": 1, "recompute": "none", "schedule": "1f1b"}
+    trn2 = {"instance": "trn2.48xlarge", "seq_len": 4096, "pins": pins, "fit_probability": 0.999999}
+    each = {lnc: answer(request(**trn2, lnc=lnc)).result.best.estimate for lnc in (1, 2)}
+    assert each[1].step_time_s < each[2].step_time_s
+    assert each[1].fits_probability < 0.999999 < each[2].fits_probability
+    best = best_answer(request(**trn2, lnc="auto"))
+    assert best.problem.cluster.lnc == 2
+    fits = percent(each[1].fits_probability)
+    assert best.notes[-1].endswith(f" at lnc 1, which fits less surely, with {fits} probability")
 
 
 def test_pareto_on_the_command_line(

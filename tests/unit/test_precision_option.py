@@ -27,7 +27,7 @@ from autoshard.plans.validate import plan_from_dict, read_plan_and_notes
 from autoshard.runtime.options import RunOptions
 from autoshard.runtime.run import run_plan
 from autoshard.spec.training import PRECISIONS, load_precision
-from autoshard.units import format_seconds
+from autoshard.units import format_seconds, percent
 
 H100 = PlanRequest("llama3-8b", "h100-80gb", 1, global_batch=64, seq_len=4096, top=0, precision="fp8", pins={"zero": 1})
 REFUSED = (
@@ -75,6 +75,17 @@ def test_a_note_says_why_a_precision_is_taken_that_is_not_the_fastest() -> None:
         f"precision mixed_precision: {format_seconds(chosen)} a step; bf16_sr {format_seconds(fastest)}; within 1% the "
         "one named first is taken"
     )
+
+
+def test_a_precision_that_fits_less_surely_is_passed_over() -> None:
+    pins = {"tp": 2, "cp": 1, "pp": 1, "recompute": "mlp", "micro_batch": 1, "zero": 1}
+    request = PlanRequest("llama3.2-1b", nodes=4, seq_len=32_768, top=0, pins=pins, fit_probability=0.99)
+    wide = best_precision(replace(request, precision="mixed_precision")).result.best.estimate
+    assert wide.fits_probability < 0.99
+    found = best_precision(replace(request, precision="mixed_precision,bf16_sr"))
+    assert found.problem.training.precision.name == "bf16_sr"
+    said = f"mixed_precision {format_seconds(wide.step_time_s)}, which fits less surely"
+    assert found.notes[-1].endswith(f"; {said}, with {percent(wide.fits_probability)} probability")
 
 
 def test_what_a_searcher_did_not_find_may_fit(monkeypatch: pytest.MonkeyPatch) -> None:
