@@ -286,16 +286,23 @@ class Cluster:
         return self.most_nodes is None or nodes <= self.most_nodes
 
     def with_nodes(self, nodes: int) -> "Cluster":
-        """The cluster with so many nodes; a job then takes as many of a scale-up domain as its nodes allow. Raises
+        """The cluster with so many nodes; a job then takes as many of a scale-up domain as its nodes allow. Without
+        links between nodes, and with other `nodes_per_domain` than its domain gives, it stays as it is. Raises
         AutoshardError for a number that these instances cannot have."""
         nodes = own_number(nodes)
         check_integer(f"cluster {self.instance}", "nodes", nodes)
         if nodes == self.nodes:
             return self
+        return replace(self, nodes=nodes, nodes_per_domain=self._nodes_per_domain(nodes))
+
+    def _nodes_per_domain(self, nodes: int) -> int:
         from autoshard.spec import hardware_file
 
-        domain = self.domain or hardware_file.packaged_domain(self.instance)  # older plans do not have it
-        return replace(self, nodes=nodes, nodes_per_domain=domain.taken_by(nodes) if domain else self.nodes_per_domain)
+        domain = self.domain
+        if self.intra_domain is None or (domain and domain.taken_by(self.nodes) != self.nodes_per_domain):
+            return self.nodes_per_domain
+        domain = domain or hardware_file.packaged_domain(self.instance)  # older plans do not have it
+        return domain.taken_by(nodes) if domain else self.nodes_per_domain
 
     def with_link(
         self, which: str = "inter_node", *, bandwidth: float | None = None, latency: float | None = None

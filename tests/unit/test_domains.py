@@ -254,6 +254,17 @@ def test_a_cluster_knows_its_own_domains(instance: str, tmp_path: Path) -> None:
     assert older.with_nodes(36).nodes_per_domain == 18
 
 
+@pytest.mark.parametrize("instance", ["gb200-186gb", "trn2u.48xlarge"])
+def test_a_cluster_without_its_links_between_nodes_stays_so(instance: str) -> None:
+    """It was refused for other nodes: its domain gave nodes that no link joins."""
+    apart = replace(load_cluster(instance, 4), nodes_per_domain=1, intra_domain=None)
+    for before in (apart, replace(apart, domain=None)):
+        more = before.with_nodes(8)
+        assert (more.nodes, more.nodes_per_domain, more.intra_domain) == (8, 1, None)
+    halves = replace(load_cluster(instance, 4), nodes_per_domain=2)
+    assert halves.with_nodes(8).nodes_per_domain == 2
+
+
 @pytest.mark.parametrize("size", [32, 64])
 def test_a_group_in_a_rack_does_not_touch_the_network(size: int) -> None:
     cluster = load_cluster("gb200-186gb", 64)
