@@ -21,7 +21,7 @@ from autoshard.planner.input_notes import TEXT_ALONE, input_notes
 from autoshard.planner.request import INSTANCE, PIN_FIELDS, SEARCHED, SEQUENCE_LENGTH, PlanRequest
 from autoshard.plans.search_result import Pins
 from autoshard.spec.cluster import Cluster, load_cluster, no_native_release
-from autoshard.spec.dropout import NO_DROPOUT, PUBLISHED, Dropout, parse_dropout
+from autoshard.spec.dropout import PUBLISHED, Dropout, parse_dropout
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.prediction import LOSS_SCALING_FACTOR, MultiTokenPrediction
 from autoshard.spec.product_format import PRODUCT_FORMATS
@@ -189,23 +189,34 @@ def _left_out(request: PlanRequest) -> tuple[str, ...]:
 
 
 def _trained(model: ModelSpec, request: PlanRequest) -> ModelSpec:
-    """The model with what training drops, and with the prediction module that it has where it is asked for."""
-    count, weight = request.mtp_num_layers, request.mtp_loss_scaling_factor
-    if weight is not None and not count:
-        raise AutoshardError(f"mtp_loss_scaling_factor={weight:g} goes with mtp_num_layers=1, not {count}")
-    module = MultiTokenPrediction(count, LOSS_SCALING_FACTOR if weight is None else weight) if count else None
+    """The model with what training drops, and with the prediction module that it has where it is asked for. A model
+    that is given as a value keeps its own where the request says nothing."""
+    module = _module(model, request)
     if model.graph is not None:  # a traced module is trained as it is
         if request.dropout is not None:
             raise AutoshardError(f"dropout={request.dropout} of {model.name}: a traced module is trained without")
         return model if module is None else replace(model, multi_token_prediction=module)
-    return replace(model, dropout=_dropout(request), multi_token_prediction=module)
+    dropout = model.dropout if request.dropout is None else _dropout(request, request.dropout)
+    return replace(model, dropout=dropout, multi_token_prediction=module)
 
 
-def _dropout(request: PlanRequest) -> Dropout:
-    if request.dropout is None:
-        return NO_DROPOUT
-    if request.dropout != PUBLISHED:
-        return parse_dropout(request.dropout)
+def _module(model: ModelSpec, request: PlanRequest) -> MultiTokenPrediction | None:
+    """The prediction module that is trained, None where there is none."""
+    own, weight = model.multi_token_prediction, request.mtp_loss_scaling_factor
+    count = request.mtp_num_layers
+    if count is None:
+        count = 0 if own is None else own.mtp_num_layers
+    if not count:
+        if weight is not None:
+            raise AutoshardError(f"mtp_loss_scaling_factor={weight:g} goes with mtp_num_layers=1, not {count}")
+        return None
+    usual = LOSS_SCALING_FACTOR if own is None else own.mtp_loss_scaling_factor
+    return MultiTokenPrediction(count, usual if weight is None else weight)
+
+
+def _dropout(request: PlanRequest, said: str) -> Dropout:
+    if said != PUBLISHED:
+        return parse_dropout(said)
     if isinstance(request.model, ModelSpec):
         raise AutoshardError(
             f"dropout={PUBLISHED}: {request.model.name} was given without its config.json; give probabilities"

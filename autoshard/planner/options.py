@@ -207,7 +207,6 @@ WHAT = (
         "N",
         "modules for multi-token prediction behind the last block, with backend torch: 0 or 1, of DeepSeek-V3, Kimi-K2 "
         "and GLM-4.5 (default: 0)",
-        0,
     ),
     Option(
         "mtp_loss_scaling_factor",

@@ -24,9 +24,13 @@ from autoshard import AutoshardError, NoLayoutFits
 from autoshard.cli import main
 from autoshard.interface import watch
 from autoshard.interface.inputs import Options
+from autoshard.planner.inputs import inputs_of
 from autoshard.planner.options import OPTIONS
 from autoshard.planner.priced_columns import CHOICES
+from autoshard.planner.request import PlanRequest
 from autoshard.plans.names import layout_name
+from autoshard.spec.dropout import Dropout
+from autoshard.spec.prediction import MultiTokenPrediction
 
 SIGNATURES = {
     "audit": "(plan, *, stages=None, use_cache=True)",
@@ -304,6 +308,21 @@ def test_models_as_configs_paths_and_values(tmp_path: Path) -> None:
     assert len({plan.step_time_s for plan in plans}) == 1
     half = replace(spec, num_hidden_layers=spec.num_hidden_layers // 2)
     assert autoshard.plan(half, **SMALL).step_time_s < plans[0].step_time_s
+
+
+def test_a_model_as_a_value_keeps_what_training_does_with_it() -> None:
+    """The model of a plan with dropout was planned without it, and that of a plan with a prediction module too."""
+    dropped = Dropout(embedding=0.1, residual=0.1)
+    model = replace(autoshard.model("llama3.2-1b"), dropout=dropped)
+    assert inputs_of(PlanRequest(model))[0].dropout == dropped
+    assert inputs_of(PlanRequest(model, dropout="0"))[0].dropout == Dropout()
+    ahead = replace(autoshard.model("glm-4.5-air"), multi_token_prediction=MultiTokenPrediction(1, 0.3))
+    request = PlanRequest(ahead, instance="h100-80gb", nodes=16)
+    assert inputs_of(request)[0].multi_token_prediction == MultiTokenPrediction(1, 0.3)
+    assert inputs_of(replace(request, mtp_num_layers=1))[0].multi_token_prediction == MultiTokenPrediction(1, 0.3)
+    other = inputs_of(replace(request, mtp_loss_scaling_factor=0.2))[0].multi_token_prediction
+    assert other == MultiTokenPrediction(1, 0.2)
+    assert inputs_of(replace(request, mtp_num_layers=0))[0].multi_token_prediction is None
 
 
 def test_clusters_are_values() -> None:
