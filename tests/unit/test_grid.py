@@ -72,6 +72,20 @@ def test_grid_is_the_cost_model(name: tuple[str, str, int, int, int, str, str, i
     assert len({one.whole.family.schedule for one in chunks}) == (2 if backend == "nxd" else 4)
 
 
+def test_gradients_of_a_step_with_nothing_to_run_again_may_be_most() -> None:
+    """Of one short sequence: there is no tile of scores then, and no step that could have it."""
+    training = TrainingSpec(128, 1, load_precision("mixed_precision"))
+    problem = Problem(load_model("llama3-8b"), training, load_cluster("trn1.32xlarge", 4), "torch")
+    table = Table(problem, ("none", "attention_norm+mlp_norm", "mlp_norm"))
+    for mesh in legal_layouts(problem, Pins(tp=32, pp=4, cp=1), Tally()):
+        for draft in mesh.drafts:
+            table.add(draft)
+    for one in table.price():
+        for row in range(len(one.memory_bytes)):
+            expected = estimate(*problem[:3], one.strategy(row)).fullest.total_bytes
+            assert one.memory_bytes[row] == pytest.approx(expected, rel=1e-12)
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_rows_are_priced_as_one_by_one(seed: int) -> None:
     choose, number = random.Random(seed), np.random.default_rng(seed)

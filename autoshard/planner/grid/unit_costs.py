@@ -373,10 +373,13 @@ def _fullest_forward(
     if tiles is None:
         return most, np.zeros_like(most)
     spans = (slice(None), *(slice(start, stop) for start, stop, _ in places.spans))
+
+    def tile_of(span: int, by_step: Array) -> float:
+        inside = by_step[spans[span]]
+        return tiles[spans[span]][inside.argmax()] if len(inside) else 0.0  # of a segment with nothing to run again
+
     of_sets = zip(needed.argmax(1).tolist(), at_first, again, strict=True)
-    tile = np.array(
-        [tiles[spans[span]][(again_ if span else first)[spans[span]].argmax()] for span, first, again_ in of_sets]
-    )
+    tile = np.array([tile_of(span, again_ if span else first) for span, first, again_ in of_sets])
     return most - tile, tile
 
 
