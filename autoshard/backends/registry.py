@@ -34,10 +34,15 @@ def as_run_by(cluster: Cluster, backend: str, stack: str = "auto") -> Cluster:
     Raises AutoshardError for a stack that the backend or the devices do not have.
     """
     runs = BACKENDS[backend].runs_stacks
+    able = " or ".join(name for name, one in BACKENDS.items() if one.runs_stacks)
     if stack != "auto":
         if not runs:
-            able = " or ".join(name for name, one in BACKENDS.items() if one.runs_stacks)
             raise AutoshardError(f"stack={stack} with backend={backend}, which compiles each pass; use backend={able}")
         return cluster.under_stack(stack)
+    if cluster.stack is not None and not runs:
+        raise AutoshardError(
+            f"backend={backend} on a cluster with the constants of stack={cluster.stack}, which is of backend {able}: "
+            f"use backend={able}, or the cluster without a stack, as autoshard.cluster gives it"
+        )
     stacks = cluster.platform.stacks
     return cluster.under_stack(stacks[0]) if runs and stacks and cluster.stack is None else cluster

@@ -67,10 +67,11 @@ def inputs_of(
 
 def backend_of(request: PlanRequest, cluster: Cluster) -> str:
     """The backend that a request names. Where it names none: that which has stacks and native devices if it names one
-    of these, else the usual one of the cluster."""
+    of these or its cluster has a stack, else the usual one of the cluster."""
     if request.backend != "auto":
         return request.backend
-    return ANYWHERE.name if {request.stack, request.device} != {"auto"} else usual_backend(cluster).name
+    is_native = {request.stack, request.device} != {"auto"} or cluster.stack is not None
+    return ANYWHERE.name if is_native else usual_backend(cluster).name
 
 
 def pins_of(request: PlanRequest) -> Pins:

@@ -10,6 +10,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from autoshard.backends.registry import BACKENDS
 from autoshard.backends.rules import Problem, warnings
 from autoshard.cost.estimate import Estimate, estimate
 from autoshard.errors import AutoshardError
@@ -98,6 +99,8 @@ def edited(before: Plan, edits: Sequence[str]) -> Edited:
             f"--edit inputs.cluster.stack: the constants in the plan are those of {before.cluster.stack}; "
             "make a plan of another stack with autoshard plan --stack"
         )
+    if problem.backend != before.backend:
+        _check_constants(problem)
     new["strategy"] = to_json(strategy)
     changes = tuple(change for name in GIVEN for change in _differences(old[name], new[name], name))
     if not changes:
@@ -105,6 +108,18 @@ def edited(before: Plan, edits: Sequence[str]) -> Edited:
     others = other_operators(before)
     note = f"edited, not searched: {', '.join(map(str, changes))}"
     return Edited(_made(problem, pins, strategy, note, others), changes, priced(before).estimate)
+
+
+def _check_constants(problem: Problem) -> None:
+    """Raise AutoshardError where a backend runs on another stack than that which the constants of a cluster are of."""
+    cluster = problem.cluster
+    takes_stack = BACKENDS[problem.backend].runs_stacks and bool(cluster.platform.stacks)
+    if takes_stack != (cluster.stack is not None):
+        said = "those of compiled passes" if cluster.stack is None else f"those of {cluster.stack}"
+        raise AutoshardError(
+            f"--edit backend={problem.backend}: the constants in the plan are {said}; make a plan of another backend "
+            "with autoshard plan --backend"
+        )
 
 
 def made_anew(file: str | Path) -> Edited:

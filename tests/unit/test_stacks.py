@@ -20,6 +20,7 @@ from autoshard.plans.plan import Plan
 from autoshard.plans.plan_json import plan_to_json
 from autoshard.plans.search_result import Candidate, Pins
 from autoshard.plans.validate import plan_from_dict
+from autoshard.replanning.edit import edited
 from autoshard.schedules import usual_schedule
 from autoshard.spec.cluster import Cluster, load_cluster
 from autoshard.spec.stack import FRAGMENTATION, STACKS
@@ -55,6 +56,23 @@ def test_one_graph_a_stage_is_planned_and_judged_as_such() -> None:
     assert "A graph is a pass through a stage; the largest: a stage of " in note
     assert plan_from_dict(json.loads(plan_to_json(plan))) == plan
     assert plan.cluster.collective_launch_s == TRN2.collective_launch_s
+
+
+def test_a_cluster_with_a_stack_is_planned_for_the_backend_that_runs_on_it() -> None:
+    """NxD, the usual one of trn2, was priced with the constants of native PyTorch."""
+    small = {"model": "llama3.2-1b", "seq_len": 256, "global_batch": 64, "pins": {"tp": 4, "zero": 1}}
+    native = TRN2.under_stack("neuron-compiled")
+    assert plan_for(request(**small, cluster=native, backend="auto")).backend == "torch"
+    with pytest.raises(AutoshardError, match=r"^backend=nxd on a cluster with the constants of stack=neuron-compiled"):
+        plan_for(request(**small, cluster=native, backend="nxd"))
+    for backend, other, constants in (("torch", "nxd", "neuron-compiled"), ("nxd", "torch", "compiled passes")):
+        plan = plan_for(request(**small, backend=backend, stack="neuron-compiled" if backend == "torch" else "auto"))
+        with pytest.raises(AutoshardError) as raised:
+            edited(plan, [f"backend={other}"])
+        assert str(raised.value) == (
+            f"--edit backend={other}: the constants in the plan are those of {constants}; make a plan of another "
+            "backend with autoshard plan --backend"
+        )
 
 
 SMALL = {"model": "llama3.2-1b", "instance": "trn2.3xlarge", "global_batch": 64}
