@@ -83,11 +83,17 @@ def edited(before: Plan, edits: Sequence[str]) -> Edited:
     for edit in edits:
         _set(new, edit)
     _let_pins_follow(new, before)
+    _let_domains_follow(new, before)
     problem, pins, strategy = chosen_from_dict(new)
     if problem.cluster.instance != before.cluster.instance and problem.cluster.instance in instances():
         raise AutoshardError(
             f"--edit inputs.cluster.instance: the speeds in the plan are those of {before.cluster.instance}; "
             "make a plan of another instance with autoshard plan --instance"
+        )
+    if problem.cluster.lnc != before.cluster.lnc:
+        raise AutoshardError(
+            f"--edit inputs.cluster.lnc: the devices in the plan are those at lnc {before.cluster.lnc}; "
+            "make a plan of another with autoshard plan --lnc"
         )
     if problem.cluster.sdk != before.cluster.sdk:
         raise AutoshardError(
@@ -250,6 +256,18 @@ def _let_pins_follow(new: dict[str, Any], before: Plan) -> None:
     for name, pinned in before.pins.fixed.items():
         if isinstance(pins, dict) and pins.get(name) == pinned:
             pins[name] = pinned_value(strategy, name)
+
+
+def _let_domains_follow(new: dict[str, Any], before: Plan) -> None:
+    """Changes the cluster in `new` in place: other nodes take as many of a scale-up domain as `with_nodes` says, unless
+    the edit says how many."""
+    cluster, old = new["inputs"].get("cluster") if isinstance(new["inputs"], dict) else None, before.cluster
+    if not isinstance(cluster, dict) or cluster.get("nodes_per_domain") != old.nodes_per_domain:
+        return
+    try:
+        cluster["nodes_per_domain"] = old.with_nodes(cluster.get("nodes")).nodes_per_domain  # type: ignore[arg-type]
+    except AutoshardError:  # read again with everything else, and told
+        return
 
 
 def _differences(before: object, after: object, field: str) -> Iterator[Change]:

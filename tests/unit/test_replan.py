@@ -420,6 +420,30 @@ def test_edits_that_are_none(small: Plan, edit: str, message: str) -> None:
     assert str(caught.value) == message
 
 
+def test_an_edit_of_nodes_takes_as_many_of_each_rack_as_a_plan_does() -> None:
+    """4 nodes of a rack that became 8 were priced as two racks with 4 each: 2.2 times the step time."""
+    pins = {"tp": 4, "pp": 1, "cp": 1, "zero": 3, "micro_batch": 1}
+    request = PlanRequest("llama3-8b", "gb200-186gb", 4, seq_len=2048, global_batch=64, top=0, pins=pins)
+    before = plan_for(request)
+    more = ["inputs.cluster.nodes=8", "strategy.dp=8"]
+    found = edited(before, more).plan
+    assert found.cluster == load_cluster("gb200-186gb", 8)
+    assert found.estimate.step_time_s < 0.6 * before.estimate.step_time_s
+    assert edited(before, [*more, "inputs.cluster.nodes_per_domain=2"]).plan.cluster.nodes_per_domain == 2
+
+
+def test_an_edit_of_the_lnc_is_refused() -> None:
+    """Devices at lnc 1 are twice as many, with half the memory."""
+    pins = {"tp": 4, "pp": 1, "zero": 1}
+    before = plan_for(PlanRequest("llama3.2-1b", "trn2.48xlarge", seq_len=2048, global_batch=64, top=0, pins=pins))
+    with pytest.raises(AutoshardError) as raised:
+        edited(before, ["inputs.cluster.lnc=1"])
+    assert str(raised.value) == (
+        "--edit inputs.cluster.lnc: the devices in the plan are those at lnc 2; make a plan of another with autoshard "
+        "plan --lnc"
+    )
+
+
 def test_operators_of_the_solver_stay_where_the_layout_still_has_them() -> None:
     """The norms of a toy replicated over tp, in place of the rule's sequence parallelism."""
     before = plan(strategy(tp=2))
