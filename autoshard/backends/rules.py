@@ -371,10 +371,12 @@ def length_without_flash(problem: Problem, draft: Draft) -> str | None:
 
 def warnings(problem: Problem, strategy: Strategy) -> tuple[str, ...]:
     """Sentences that a person should read about a legal layout: the backend's warnings, what keeps it from flash
-    attention, and notes on padding."""
+    attention, notes on padding, and domains of nodes that are not those of a job of its size."""
     length = length_without_flash(problem, Draft.of(strategy))
+    domains = problem.cluster.other_domains
     return (
         *BACKENDS[problem.backend].warnings(problem, strategy),
         *(() if length is None else (length,)),
         *padding_notes(problem.model, strategy.tp),
+        *(() if domains is None else (domains,)),
     )

@@ -304,6 +304,18 @@ class Cluster:
         domain = domain or hardware_file.packaged_domain(self.instance)  # older plans do not have it
         return domain.taken_by(nodes) if domain else self.nodes_per_domain
 
+    @property
+    def other_domains(self) -> str | None:
+        """A sentence where the job takes other numbers of nodes of a scale-up domain than one of its size does, as
+        `dataclasses.replace(cluster, nodes=8)` leaves it; else None."""
+        usual = None if self.domain is None else self.domain.taken_by(self.nodes)
+        if self.intra_domain is None or usual in (None, self.nodes_per_domain):
+            return None
+        return (
+            f"nodes_per_domain={self.nodes_per_domain}: a job of {self.nodes:,} nodes of {self.instance} takes {usual} "
+            f"of each domain; in Python cluster.with_nodes({self.nodes}) gives it so, not dataclasses.replace"
+        )
+
     def with_link(
         self, which: str = "inter_node", *, bandwidth: float | None = None, latency: float | None = None
     ) -> "Cluster":

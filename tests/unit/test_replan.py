@@ -429,7 +429,12 @@ def test_an_edit_of_nodes_takes_as_many_of_each_rack_as_a_plan_does() -> None:
     found = edited(before, more).plan
     assert found.cluster == load_cluster("gb200-186gb", 8)
     assert found.estimate.step_time_s < 0.6 * before.estimate.step_time_s
-    assert edited(before, [*more, "inputs.cluster.nodes_per_domain=2"]).plan.cluster.nodes_per_domain == 2
+    assert not any("nodes_per_domain" in note for note in found.notes[1:])
+    apart = edited(before, [*more, "inputs.cluster.nodes_per_domain=2"]).plan
+    assert apart.cluster.nodes_per_domain == 2
+    assert apart.notes[-1].startswith("nodes_per_domain=2: a job of 8 nodes of gb200-186gb takes 8 of each domain; ")
+    replaced = plan_for(replace(request, nodes=8, cluster=replace(before.cluster, nodes=8)))
+    assert any(note.startswith("nodes_per_domain=4: a job of 8 nodes ") for note in replaced.notes)
 
 
 def test_an_edit_of_the_lnc_is_refused() -> None:
