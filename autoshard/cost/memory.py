@@ -158,7 +158,7 @@ def _memory_of(at_work: Rank, rank: Rank, state: State, precision: Precision, so
         choices = (received + smallest(1, received)) * state.choice  # and room for the next one, where any come
         one_graph = state.one_graph or software is not COMPILED  # of others it isn't known, but fitted with that
         boundary = (
-            boundary_buffers(*flights, at_work.more, at_work.has_loss, one_graph) + choices
+            boundary_buffers(*flights, at_work.more, at_work.passing, at_work.has_loss, one_graph) + choices
         ) * at_work.hidden_bytes
 
     units = [end.unit for end in rank.ends]
@@ -171,26 +171,25 @@ def _memory_of(at_work: Rank, rank: Rank, state: State, precision: Precision, so
 
 
 def boundary_buffers(
-    in_flight: Number, embeddings: Number, heads: Number, more: Number, at_loss: bool, one_graph: bool
+    in_flight: Number, embeddings: Number, heads: Number, more: Number, passing: Number, at_loss: bool, one_graph: bool
 ) -> Number:
     """Hidden activations that a rank of several holds for other stages while a block runs backward, or at_loss a head:
-    room for what comes next, a gradient on its way to the stage before, if there is one, and the outputs of all that is
-    in flight behind the block, which are kept for their backward. Where all microbatches of a step are there nothing
-    comes or is on its way: no backward is behind it, but for one that a forward has followed.
+    those of `passing_buffers`, and the outputs of all that is in flight behind the block, which are kept for their
+    backward.
 
     Of the microbatch whose block is at work the output is gone, and the gradient of that is what the block works with;
-    where a backward is one_graph, it holds both to its end. in_flight, embeddings, heads, more: as in Rank.
+    where a backward is one_graph, it holds both to its end. in_flight, embeddings, heads, more, passing: as in Rank.
     """
     leaving = in_flight - heads
     at_work = smallest(1, leaving)
     of_work = at_work if one_graph else 0 if at_loss else -at_work
-    return more * passing_buffers(in_flight, embeddings) + leaving + of_work
+    return passing_buffers(in_flight, embeddings, more, passing, one_graph) + leaving + of_work
 
 
-def passing_buffers(in_flight: Number, embeddings: Number) -> Number:
-    """The part of `boundary_buffers` that is for what comes and for a gradient on its way, where not all microbatches
-    of a step are there."""
-    return 1 + smallest(1, in_flight - embeddings)
+def passing_buffers(in_flight: Number, embeddings: Number, more: Number, passing: Number, one_graph: bool) -> Number:
+    """The part of `boundary_buffers` that is for what comes and for what is on its way. Where a backward is one_graph,
+    of whose transfers no audit tells: both, a gradient on its way if there is a stage before. Arguments as there."""
+    return more * (1 + smallest(1, in_flight - embeddings)) if one_graph else passing
 
 
 class Living(NamedTuple):

@@ -74,6 +74,7 @@ class Rank(NamedTuple):
     together: Number
     at_first: Number
     more: Number
+    passing: Number
     weights_apart: bool
     only: bool
     block: Any
@@ -137,6 +138,7 @@ def rank_of(load: RankLoad, state: State) -> Rank:
         load.together,
         load.at_first,
         load.more,
+        load.passing,
         load.weights_apart,
         first and last,
         load.chunks[0].block,

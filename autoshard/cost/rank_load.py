@@ -30,8 +30,8 @@ class RankLoad:
     in_flight: most chunk activations that it holds at once. embeddings_in_flight, heads_in_flight: most microbatches
     whose embedding or head it holds. weights_waiting: most microbatches whose gradients of weights wait besides the one
     in work; together: most of in_flight and weights_waiting at one moment. at_first: most of in_flight when a backward
-    of the first chunk begins. more: as in schedules.held.RankHolds. weights_apart: whether gradients of weights of the
-    one in work wait.
+    of the first chunk begins. more, passing: as in schedules.held.RankHolds. weights_apart: whether gradients of
+    weights of the one in work wait.
     held: of each chunk, how many it holds, at every moment when no other one has more of all; held_at_first: of those
     at which a backward of the first chunk begins; empty where chunks are alike.
     """
@@ -47,6 +47,7 @@ class RankLoad:
     together: int
     at_first: int
     more: int
+    passing: int
     weights_apart: bool = False
     held: Moments = ()
     held_at_first: Moments = ()

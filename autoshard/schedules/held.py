@@ -19,7 +19,8 @@ class RankHolds(NamedTuple):
     and in the one with the head, on the ranks that have these, else 0. waiting: microbatches whose weight gradients
     wait, besides the one in work. together: in flight and waiting at one moment. at_first: chunk activations, all
     chunks together, when a backward of the first chunk begins. more: 1 where others come or are gone when it needs
-    most, 0 where its one chunk holds all of a step together.
+    most, 0 where its one chunk holds all of a step together. passing: of other ranks' microbatches, what has room then
+    or is being sent.
     """
 
     in_flight: int
@@ -29,6 +30,7 @@ class RankHolds(NamedTuple):
     together: int
     at_first: int
     more: int
+    passing: int
 
 
 @lru_cache(maxsize=1024)
@@ -57,9 +59,24 @@ def rank_holds(schedule: Schedule, pp: int, num_microbatches: int, num_virtual_s
             # backwards of pp microbatches through all other chunks come before, and as many forwards as are left
             min(held[rank], every - (num_virtual_stages - 1) * pp),
             int(num_virtual_stages > 1 or held[rank] + waiting[rank] < every),
+            _passing(schedule, rank, pp, num_virtual_stages) if held[rank] + waiting[rank] < every else 0,
         )
         for rank in range(pp)
     )
+
+
+def _passing(schedule: Schedule, rank: int, pp: int, num_virtual_stages: int) -> int:
+    """RankHolds.passing of a rank that does not hold all of a step together.
+
+    A rank holds most behind a forward. While that ran, the gradient of the backward before it has been sent; what the
+    rank behind sends for the next backward has its room then, or later. So there is room for the next forward alone, if
+    another rank sends that; with several chunks on the last rank for a gradient, too, that the first one sends while
+    the forward runs. Where gradients of weights wait this is not looked at: as if there were room for what comes, and a
+    gradient on its way.
+    """
+    received = int(rank > 0 or num_virtual_stages > 1)
+    last_of_several = rank == pp - 1 and num_virtual_stages > 1
+    return received + int(schedule.weights_apart or last_of_several)
 
 
 def _counted(schedule: Schedule, pp: int, num_microbatches: int, num_virtual_stages: int) -> tuple[RankHolds, ...]:
@@ -72,7 +89,9 @@ def _counted(schedule: Schedule, pp: int, num_microbatches: int, num_virtual_sta
         held, waiting, together, at_first = _most_at_once(order)
         ends = (peaks[0][0] * (rank == 0), peaks[-1][-1] * (rank == pp - 1))
         more = int(num_virtual_stages > 1 or together < num_microbatches)
-        found.append(RankHolds(held, *ends, waiting, together, at_first, more))
+        every = num_microbatches * num_virtual_stages
+        passing = _passing(schedule, rank, pp, num_virtual_stages) if together < every else 0
+        found.append(RankHolds(held, *ends, waiting, together, at_first, more, passing))
     most_waiting = schedule.most_waiting
     if most_waiting is not None:
         declared = asked(schedule, lambda *given: [most_waiting(rank, *given) for rank in range(pp)], *sizes)

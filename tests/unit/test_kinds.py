@@ -80,8 +80,9 @@ def in_work(kinds: str, **rank: Any) -> tuple[float, float]:
         )
         for kind, at in last.items()
     ]
-    given = {"in_flight": 2, "embeddings_in_flight": 0, "heads_in_flight": 0, "weights_waiting": 0, "more": 1, **rank}
+    given = {"in_flight": 2, "embeddings_in_flight": 0, "heads_in_flight": 0, "weights_waiting": 0, **rank}
     given |= {"together": given["in_flight"] + given["weights_waiting"], "at_first": given["in_flight"]}
+    given |= {"more": 1, "passing": 1}
     fields = {"only": True, "ends": (), "hidden_bytes": 1.0, "weights_apart": False, **given}
     of_rank = Rank(blocks=len(kinds), most_blocks=len(kinds), block=mean, kinds=lasts, **fields)
     unit = Unit(1.0, 1.0)

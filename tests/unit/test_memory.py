@@ -252,8 +252,8 @@ IDS = 32 * 8
 )
 def test_the_embedding_runs_backward_beside_what_is_held_then(count: int, sets: tuple[str, ...]) -> None:
     """The first rank of two with two chunks. Of two microbatches all forwards come first, and chunk 1 is through with
-    both when chunk 0 begins. There are the gradients of the table and of its output, IDS, a hidden activation on its
-    way, room for one, and the outputs of what is held but this microbatch's; chunk 0 has given back what it kept of
+    both when chunk 0 begins; of more there is room for one hidden activation. There are the gradients of the table and
+    of its output, IDS, and the outputs of what is held but this microbatch's; chunk 0 has given back what it kept of
     it."""
     model, training = replace(MODEL, vocab_size=65536), replace(TRAINING, global_batch_size=count)
     s = strategy(pp=2, num_virtual_stages=2, schedule="interleaved", recompute=sets)
@@ -267,7 +267,8 @@ def test_the_embedding_runs_backward_beside_what_is_held_then(count: int, sets: 
     found = terms(s, 0, training, model)
     names = ("kept activations", "embedding, logits and loss", "recompute", "working buffers", "pipeline buffers")
     assert not parts[0].embedding.kept_bytes
-    assert sum(found[name] for name in names) == pytest.approx(most + 65536 * 64 * 2 + (1 + 2 - 1) * hidden + IDS)
+    room = int(count > 2)
+    assert sum(found[name] for name in names) == pytest.approx(most + 65536 * 64 * 2 + (1 + room - 1) * hidden + IDS)
 
 
 LEFT_OF_HEAD = 2 * (32 * 64 * 2) + 32 * (4 + 8)
@@ -358,16 +359,18 @@ def test_logits_are_kept_in_fp32() -> None:
 def test_one_device_has_neither_pipeline_buffers_nor_buckets() -> None:
     one = terms(strategy())
     assert one["pipeline buffers"] == one["collective buckets"] == 0
-    # on the first rank what is received next and the output of one of the two microbatches in flight, whose blocks are
-    # not at work; on the last one, which has no outputs, the gradient that leaves: 32 x 64 x 2 bytes each
+    # on the first rank the output of one of the two microbatches in flight, whose blocks are not at work; on the last
+    # one, which has no outputs, what is received next: 32 x 64 x 2 bytes each
     for rank in (0, 1):
-        assert terms(strategy(pp=2), rank)["pipeline buffers"] == 2 * 32 * 64 * 2
+        assert terms(strategy(pp=2), rank)["pipeline buffers"] == 32 * 64 * 2
 
 
-def test_the_ranks_between_have_what_comes_what_leaves_and_outputs_but_for_the_one_at_work() -> None:
+def test_the_ranks_between_have_what_comes_and_outputs_but_for_the_one_at_work() -> None:
+    """A gradient has left when the forward is over that comes before the next backward. Audits found one hidden
+    activation less on each rank than was planned."""
     # 4, 3, 2 and 1 microbatches in flight
     found = [terms(strategy(pp=4), rank)["pipeline buffers"] / (32 * 64 * 2) for rank in range(4)]
-    assert found == [1 + 3, 1 + 1 + 2, 1 + 1 + 1, 1 + 1]
+    assert found == [3, 1 + 2, 1 + 1, 1]
 
 
 @pytest.mark.parametrize(("schedule", "count"), [("gpipe", 8), ("gpipe", 1), ("zero_bubble", 4)])
@@ -446,6 +449,7 @@ def test_what_waits_for_gradients_of_weights_is_kept() -> None:
     assert more == hidden + vocab
     first, other = terms(s), terms(replace(s, schedule="1f1b"))
     assert first.pop("working buffers") != other.pop("working buffers")
+    assert first.pop("pipeline buffers") == other.pop("pipeline buffers") + 32 * 64 * 2
     assert first == other
 
 

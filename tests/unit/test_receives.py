@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoshard.errors import AutoshardError
-from autoshard.schedules import Action, Order, actions
+from autoshard.schedules import SCHEDULES, Action, Order, actions, rank_holds
 from autoshard.schedules.receives import Receive, Turn, awaits, reader, with_receives
 from tests.unit.test_schedules import sizes
 
@@ -131,6 +131,23 @@ def test_room_for_two_receives_is_enough(size: Size) -> None:
             else:
                 begun.discard(awaits(turn))
             assert len(begun) <= (1 if size[0] == "gpipe" else 2)
+
+
+@given(sizes().filter(lambda size: size[0] != "zero_bubble" and 1 < size[1] < 6))
+def test_what_passes_a_rank_that_holds_most_is_what_has_room_by_then(size: Size) -> None:
+    """Of zero bubble more is counted, and of the last rank with several chunks in a long pipeline less."""
+    holds = rank_holds(SCHEDULES[size[0]], *size[1:])
+    for own, expected in zip(turns_of(size), holds, strict=True):
+        rooms, held, most = set[Action](), 0, dict[int, int]()
+        for turn in own:
+            if isinstance(turn, Receive):
+                rooms.add(turn.action)
+                continue
+            rooms.discard(turn)
+            if turn.kind == "B":
+                most[held] = max(most.get(held, 0), len(rooms))
+            held += 1 if turn.kind == "F" else -1
+        assert most[expected.in_flight] == expected.passing
 
 
 def error_of(*orders: str, num_microbatches: int = 1, vpp: int = 1) -> str:

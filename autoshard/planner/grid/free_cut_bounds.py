@@ -15,9 +15,15 @@ from autoshard.planner.grid.price import layouts_ends, rank_rows
 from autoshard.planner.grid.unit_costs import PartColumns
 from autoshard.planner.grid.whole import Whole
 from autoshard.rows import anywhere, largest
+from autoshard.schedules.held import RankHolds
 
 ROUNDING = 1e-9
 """Share of a block by which a stage that holds it may be too small for rounding."""
+
+
+def _with_more(holds: RankHolds) -> RankHolds:
+    """What a rank between the ends holds if more microbatches are to come."""
+    return holds._replace(more=1, passing=1)
 
 
 class FreeCutBounds:
@@ -93,9 +99,11 @@ class FreeCutBounds:
         if anywhere((most == least) & (own != most)):
             return self._needed_on(rank, blocks)
         share, holds = (most - own) / largest(most - least, 1), self._holds[rank]
-        passing = (
-            (1 - holds.more) * passing_buffers(own, holds.embeddings) * self._whole.hidden_bytes(self.draft.ravel())
+        many, few = (
+            passing_buffers(own, holds.embeddings, one.more, one.passing, self._state.one_graph)
+            for one in (_with_more(holds), holds)
         )
+        passing = (many - few) * self._whole.hidden_bytes(self.draft.ravel())
         return [
             of_first + share * (of_last - of_first) - passing for of_first, of_last in zip(*self._between, strict=True)
         ]
@@ -104,7 +112,7 @@ class FreeCutBounds:
         """The bytes of `_needed_bytes`. more: as if not all microbatches of a step were there."""
         whole, flat = self._whole, self.draft.ravel()
         hidden_bytes, precision = whole.hidden_bytes(flat), whole.problem.training.precision
-        holds = self._holds[rank]._replace(more=1) if more else self._holds[rank]
+        holds = _with_more(self._holds[rank]) if more else self._holds[rank]
         block, first, last = self._parts
         ends = layouts_ends(whole.family, first, last, self._state)
         of_each = np.array(blocks)[:, None]

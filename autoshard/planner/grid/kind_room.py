@@ -173,7 +173,7 @@ class Blocks:
                 held = np.broadcast_to(warm_up_visits(family, rank)[:, None], (self.vpp, drafts))
             else:
                 held = np.broadcast_to(holds.in_flight, (1, drafts))
-            between = boundary_buffers(*holds[:3], holds.more, False, one_graph)
+            between = boundary_buffers(*holds[:3], holds.more, holds.passing, False, one_graph)
             room = free - between * hidden_bytes
             for bytes_of, has in zip(self._ends_bytes, (rank == 0, rank == self.pp - 1), strict=True):
                 room = room - has * bytes_of

@@ -91,7 +91,7 @@ def least_memory(
     )
     state = state[:, None] + waiting * parts.waiting[:, None]
     one_graph = problem.cluster.hands_over == "stages"
-    between = (boundary_buffers(*one[:3], one.more, False, one_graph) for one in holds)
+    between = (boundary_buffers(*one[:3], one.more, one.passing, False, one_graph) for one in holds)
     ends = np.stack([np.broadcast_to(number, m.shape) for number in between]) * parts.hidden
     ends[0] += first
     ends[-1] += last + at_end

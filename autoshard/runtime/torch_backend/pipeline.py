@@ -105,6 +105,8 @@ class Pipeline:
         wait = self._arriving.pop(awaits(action), None)
         arrived = [] if wait is None else [*wait()]
         del wait  # which holds what arrived
+        if self._transfers is not None:
+            self._transfers.let_go()
         self._on_action(str(action))
         made = self.compute(action, arrived)
         if not made:

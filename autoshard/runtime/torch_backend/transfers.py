@@ -7,7 +7,6 @@ each other need not be in one order then.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -36,12 +35,11 @@ class Transfers:
 
     def __init__(self, pipeline: Group, pairs: dict[Pair, dist.ProcessGroup] | None):
         self.pipeline, self._pairs = pipeline, pairs
-        self._sending = deque[dist.Work]()
+        self._sending: list[dist.Work] = []
 
     def send(self, tensors: Sent, to: int) -> None:
         """Starts to send; `settle` waits for all that was sent. to: a rank of the whole mesh."""
-        while self._sending and self._sending[0].is_completed():
-            self._sending.popleft()
+        self.let_go()
         mine = self.pipeline.ranks[self.pipeline.index]
         for tensor in tensors:
             self._sending.append(self._begun(tensor.detach().contiguous(), mine, to))  # holds it as long as it needs it
@@ -70,10 +68,14 @@ class Transfers:
         assert work is not None
         return work
 
+    def let_go(self) -> None:
+        """Lets go of all that has been sent by now."""
+        self._sending = [work for work in self._sending if not work.is_completed()]
+
     def settle(self) -> None:
         """Waits until everything is sent."""
         while self._sending:
-            self._sending.popleft().wait()
+            self._sending.pop(0).wait()
 
 
 def room_for(program: Program, forward: bool, dtype: torch.dtype, device: torch.device) -> Sent:
