@@ -40,7 +40,8 @@ class Moments(NamedTuple):
     of `weights`; those of experts it may not. between: of an end of the model, most activations after the operator of
     `weights`, whose matrices are not in `made`; nothing where that reads all. ahead: the same before that operator.
     put_off: elements of the largest weight whose gradient a schedule may put off; gathered: bytes of what is gathered
-    again to make it.
+    again to make it. read: the axes over which gradients of matrices are summed, in the order in which a block reads
+    them: what is read first leaves last.
     """
 
     early: Moment = NO_MOMENT
@@ -58,6 +59,7 @@ class Moments(NamedTuple):
     later: Moment = NO_MOMENT
     put_off: int = 0
     gathered: float = 0.0
+    read: tuple[tuple[str, ...], ...] = ()
 
 
 def moments(program: Program, held: Sequence[float], tiles: Sequence[float], begins: Sequence[float]) -> Moments:
@@ -110,6 +112,7 @@ def moments(program: Program, held: Sequence[float], tiles: Sequence[float], beg
         later=Moment(most - later, made(0)),
         put_off=put_off,
         gathered=gathered,
+        read=tuple(dict.fromkeys(program.gradient_sync.get(name, ()) for names in read for name in names)),
     )
 
 

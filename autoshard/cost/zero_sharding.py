@@ -76,7 +76,8 @@ class Turns(NamedTuple):
     at a step with a tile, where gradients of `tiled` elements are there. tile_bytes: of that tile, of any microbatch;
     leaving_tile_bytes: of a tile that is there when the larger bucket leaves; 0 without. after: the gradients that have
     come when most is there after the late moment. back_later: as back_after, where more have, which count as all.
-    together: 1 where all gradients leave at the block's end, as those of one bucket do; else 0.
+    together: 1 where all gradients leave at the block's end, as those of one bucket do; else 0. last_on_its_way: of the
+    gradients that are being summed when the backward of the next block begins, and what this rank gets of them.
     """
 
     all: Number
@@ -102,6 +103,7 @@ class Turns(NamedTuple):
     after: Number = 0.0
     back_later: Number = 0.0
     together: Number = 0.0
+    last_on_its_way: Number = 0.0
 
     def run_again(self, some: Any, whole: Any) -> Turns:
         """The turns where backward runs the block's forward again. some: whether any of it, which asks for the rest of
@@ -134,18 +136,14 @@ class Turns(NamedTuple):
         """Elements of the bucket that backward asks for first, while its gradients are summed."""
         return where(self.is_last, self.other_on_its_way, self.larger_on_its_way)
 
-    @property
-    def last_on_its_way(self) -> Number:
-        """The same of the bucket that is on its way when the backward of the next block begins."""
-        return where(self.is_last, self.larger_on_its_way, self.other_on_its_way)
-
 
 NO_TURNS = Turns(0, 0, 0, 0, 0, 0.0, 0.0, 0.0)
 
 
 def in_turns(matrices: Counts, mesh: Mesh, times: Moments = NO_MOMENTS, hidden_bytes: float = 1.0) -> Turns:
     """Experts are shared by fewer ranks than the rest of their block and travel apart, in turns with it. Where all is
-    shared alike, the one before is the next block's, as large."""
+    shared alike, the one before is the next block's, as large. What tensor-parallel ranks sum besides has buckets of
+    its own; the bucket that is read first leaves last."""
     counts, late = (_by_sharers(several, mesh) for several in (matrices, times.late.made))
     if not counts:
         return NO_TURNS
@@ -163,7 +161,9 @@ def in_turns(matrices: Counts, mesh: Mesh, times: Moments = NO_MOMENTS, hidden_b
     leaving_tile_bytes = times.tile_bytes if leaving is times.after else 0.0
     made, after = (float(sum(_by_sharers(moment.made, mesh).values())) for moment in (times.tiled, times.after))
     tiled = times.most / hidden_bytes, back_tiled, times.tile_bytes, leaving_tile_bytes, made
-    at_end = after, back_later, float(larger == total)
+    last = next((axes for axes in times.read if mesh.size(zero_axes(axes)) > 1), None)
+    last_on_its_way = 0.0 if last is None else matrices[last] * (1 + 1 / mesh.size(zero_axes(last)))
+    at_end = after, back_later, float(larger == total), last_on_its_way
     waits = larger < total and not is_last and late.keys() == {among}
     early = sum(_by_sharers((times.before if is_last else times.early).made, mesh).values())
     back = back_late, back_after, back_leaving, back_before

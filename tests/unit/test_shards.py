@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from autoshard.cost.backward_release import Moments
 from autoshard.cost.estimate import Estimate, estimate
 from autoshard.cost.local_shape import strategy_mesh
 from autoshard.cost.part import Part
@@ -71,6 +72,7 @@ def turns(block: int, larger: int, other: int, **changes: Any) -> Turns:
     share all of it."""
     shared = {"larger_share": 0.5, "other_share": 0.5, "after": block, "together": float(larger == block)}
     shared["back_later"] = changes.get("back_after", 0.0)
+    shared["last_on_its_way"] = 1.5 * (larger if changes.get("is_last") else other)
     return Turns(block, larger, other, larger, larger, 0.0, 0.0, 0.0)._replace(**shared | changes)
 
 
@@ -209,6 +211,19 @@ def test_the_worst_moment_of_few_blocks() -> None:
     assert at_worst(2, 0) == 50 + 10 * 2 + 10 * 2 + 10 * sent  # of the first one, when the other's have left or leave
     assert at_worst(2, 9) == 50 + 10 * 2 + 10 * 2 + max(10 * 2 + 9 * sent, 10 * sent)
     assert at_worst(3, 0) == at_worst(80, 0) == 50 + 2 * 10 * 2 + 10 * 2 + 10 * sent
+
+
+def test_what_is_read_first_is_on_its_way_into_the_next_block() -> None:
+    """Experts, and what tensor-parallel ranks hold alike of latent attention, whose gradients they sum besides. An
+    audit of GLM-4.7-Flash found 6 % less than was planned, with the experts on their way."""
+    mesh = strategy_mesh(LLAMA, local_cluster(8), strategy(tp=2, dp=4))
+    matrices = {("dp",): 90.0, ("dp", "tp"): 10.0}
+    for read, elements in (((("dp", "tp"), ("dp",)), 10), ((("dp",), ("dp", "tp")), 90)):
+        assert in_turns(matrices, mesh, Moments(read=read)).last_on_its_way == elements * 5 / 4
+    glm = load_model("glm-4.7-flash")
+    one = replace(strategy(tp=2, dp=4, sequence_parallel=True), stage_layers=(glm.num_hidden_layers,))
+    block = strategy_parts(glm, TRAINING, local_cluster(8), one)[0].of_kinds[1]
+    assert block.moments.read == (("dp", "tp"), ("dp",))
 
 
 def test_gradients_that_have_come_when_most_is_there() -> None:
