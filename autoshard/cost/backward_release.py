@@ -41,7 +41,8 @@ class Moments(NamedTuple):
     `weights`, whose matrices are not in `made`; nothing where that reads all. ahead: the same before that operator.
     put_off: elements of the largest weight whose gradient a schedule may put off; gathered: bytes of what is gathered
     again to make it. read: the axes over which gradients of matrices are summed, in the order in which a block reads
-    them: what is read first leaves last.
+    them: what is read first leaves last. over: the backward of all is over. in_front: places of the steps that `after`,
+    `later`, `tiled` and `end` are the most of, and the most that these work with, each.
     """
 
     early: Moment = NO_MOMENT
@@ -60,15 +61,24 @@ class Moments(NamedTuple):
     put_off: int = 0
     gathered: float = 0.0
     read: tuple[tuple[str, ...], ...] = ()
+    over: Moment = NO_MOMENT
+    in_front: tuple[tuple[tuple[int, ...], float], ...] = ()
+
+    def again_bytes(self, held: Sequence[float]) -> float:
+        """Bytes that are there at steps of `in_front` for what runs again, more than if nothing did: as if that were at
+        their fullest. held: as of `moments`, under a recompute set."""
+        return max([0.0, *(max(held[step] for step in steps) - most for steps, most in self.in_front)])
 
 
-def moments(program: Program, held: Sequence[float], tiles: Sequence[float], begins: Sequence[float]) -> Moments:
+def moments(
+    program: Program, held: Sequence[float], tiles: Sequence[float], begins: Sequence[float], over: float
+) -> Moments:
     """The moments of one block's backward, whatever the recompute set: what runs again is given back at the same steps
     as what was kept.
 
     held: bytes at the backward of each step, less what was given back before, without its tile. tiles: bytes of each
-    step's tile of scores, 0 for none. Of several steps with a tile, the most of each number is taken. begins: as held,
-    when the backward of each step begins.
+    step's tile of scores, 0 for none. Of several steps with a tile, the most of each number is taken. begins, over: as
+    held, when the backward of each step begins, and when that of all is over.
     """
     read = [_matrices(program, index) for index in range(len(program.steps))]
     late = _first_of_mlp(program, read)
@@ -81,9 +91,9 @@ def moments(program: Program, held: Sequence[float], tiles: Sequence[float], beg
             others = {name for names in read[steps] for name in names}.difference(*read[largest : largest + 1])
             return Moment(most - max(held[steps]), _by_axes(program, others, elements)) if others else NO_MOMENT
 
-        over = Moment(most - begins[largest - 1], weights.made) if largest else NO_MOMENT
+        end_of_table = Moment(most - begins[largest - 1], weights.made) if largest else NO_MOMENT
         of_weights = Moments(
-            end=over, weights=weights, most=most, puts_off=puts_off, put_off=put_off, gathered=gathered
+            end=end_of_table, weights=weights, most=most, puts_off=puts_off, put_off=put_off, gathered=gathered
         )
         return of_weights._replace(between=beside(slice(largest)), ahead=beside(slice(largest + 1, None)))
     first = max(range(len(held)), key=held.__getitem__)
@@ -94,10 +104,11 @@ def moments(program: Program, held: Sequence[float], tiles: Sequence[float], beg
         return _by_axes(program, {name for names in read[since:] for name in names}, elements)
 
     end = next(index for index, names in enumerate(read) if names)
-    more = [index for index in range(after) if read[index]]
-    later = max(held[: more[-1] + 1]) if more else held[end]
+    since = max([index + 1 for index in range(after) if read[index]], default=0)
+    later = max(held[:since]) if since else held[end]
     tiled = [(held[index], tile, -index) for index, tile in enumerate(tiles[:late]) if tile]
     in_tile, tile_bytes, place = map(max, zip(*tiled, strict=True)) if tiled else (most, 0.0, 0)
+    in_front = (*range(since, late),), (*range(since),), tuple(-index for *_, index in tiled), (end - 1,) * (end > 0)
     return Moments(
         Moment(0.0, made(first)),
         Moment(most - held[late], made(late)),
@@ -113,6 +124,8 @@ def moments(program: Program, held: Sequence[float], tiles: Sequence[float], beg
         put_off=put_off,
         gathered=gathered,
         read=tuple(dict.fromkeys(program.gradient_sync.get(name, ()) for names in read for name in names)),
+        over=Moment(most - over, made(0)),
+        in_front=tuple((steps, max(held[step] for step in steps)) for steps in in_front if steps),
     )
 
 

@@ -316,8 +316,8 @@ def _travelling_bytes(
         blocks = (rank.most_blocks if last.blocks is None else last.blocks) - last.num_behind
         in_front = [(place, blocks - 1)] if last.in_front is None else last.in_front
         behind = reduce(smallest, (_given_back(rank, one.part, one.part.kept_bytes) for one in chunks))
-        kept_bytes = reduce(largest, (one.part.kept_bytes for one in chunks))
-        segment_bytes = reduce(largest, (one.part.segment_bytes for one in chunks))
+        kept_bytes = reduce(largest, (where(one.there, one.part.kept_bytes, 0.0) for one in chunks))
+        segment_bytes = reduce(largest, (where(one.there, one.part.segment_bytes, 0.0) for one in chunks))
         needed = block_bytes(
             turns.run_again(segment_bytes > 0, kept_bytes <= rank.hidden_bytes),
             [work + turns.copies_bytes for work in _works(works, turns, rank.hidden_bytes)],
@@ -350,7 +350,7 @@ def _ahead(kinds: Sequence[Turns], own: int, in_front: Sequence[tuple[int, Numbe
 
 def _works(backwards: Sequence[Backward], turns: Turns, hidden_bytes: Number) -> list[Number]:
     """Bytes that the last block of a kind works on, the most of all chunks: with its tile of scores; without one, but
-    with all that the largest segment saves that runs again; the same with what all segments save.
+    with all that the largest segment saves that runs again; the same with what runs again in front.
 
     backwards: of that block on each chunk. turns: of the kind. hidden_bytes: of a microbatch's hidden activations.
     """
@@ -514,7 +514,7 @@ def _of_ends(rank: Rank, name: str) -> Number:
 class Backward(NamedTuple):
     """Bytes at work when the last block of a kind on a chunk, if it is there, runs backward; or an end of the model.
     over: what the loss of this microbatch no longer keeps. given_back: what the blocks behind no longer keep. segment,
-    again: what the largest segment saves that runs again, and what all do. later: beside all that is kept, when
+    again: what the largest segment saves that runs again, and Part.again_bytes. later: beside all that is kept, when
     gradients come that were put off; -inf for none."""
 
     block: Any

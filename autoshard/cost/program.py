@@ -16,7 +16,7 @@ from autoshard.cost.collectives import CollectiveLaw, exposed_ring_s
 from autoshard.cost.compute import OperatorNeeds, QuantizedProducts, memory_s, operator_needs, seconds_of
 from autoshard.cost.part import ATTENTION, COMPUTE, CONTEXT, EXPERT, TENSOR, Part, Seconds, add_up
 from autoshard.cost.stacks import COMPILED, Software
-from autoshard.cost.working_bytes import LOSSES, AtSteps, at_steps
+from autoshard.cost.working_bytes import LOSSES, AtSteps, at_steps, given_bytes
 from autoshard.graph.count import (
     backward_collectives,
     forward_collectives,
@@ -183,7 +183,8 @@ class ProgramWork:
     @cached_property
     def moments(self) -> Moments:
         begins = [*map(add, self.at_steps.gradients, self._held_bytes)]
-        return moments(self.program, self._needed_bytes, self.at_steps.tiles, begins)
+        over = given_bytes(self.program) - sum(kept_activations(self.program, NO_RECOMPUTE).values())
+        return moments(self.program, self._needed_bytes, self.at_steps.tiles, begins, over)
 
     @cached_property
     def _elements(self) -> Mapping[str, int]:
@@ -267,7 +268,7 @@ class ProgramWork:
                 kept,
                 max(0.0, most - kept - self.working_bytes),
                 max(saved, default=0.0),
-                sum(saved),
+                self.moments.again_bytes([one + other - kept for one, other in zip(held, working, strict=True)]),
                 max((held[place] + working[place] for place in self.at_weights), default=0.0) - kept,
                 max(0.0, max(waiting_bytes, default=0.0) - max(most, kept + self.working_bytes)),
             )

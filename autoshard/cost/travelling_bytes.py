@@ -88,7 +88,7 @@ def block_bytes(
     """Bytes beside kept activations at the worst moment of the last block of a kind on a chunk, over rows.
 
     block: what travels. works: what it works on most; what it does but for tiles of scores with all that the largest
-    segment saves that runs again, and with what all segments do, of which moments say what was given back. before:
+    segment saves that runs again, and with what runs again in front, of which moments say what was given back. before:
     elements on their way when its backward begins: of the head, or of the last bucket of a block of another kind.
     ahead: what is gathered meanwhile. behind: bytes that a block of the kind behind another one no longer keeps, at
     least.

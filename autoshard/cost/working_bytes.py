@@ -217,6 +217,12 @@ def forward_tile_bytes(program: Program, step: Step) -> float:
     return _inside(program, step, lambda kind: kind.forward_tile_bytes)
 
 
+def given_bytes(program: Program) -> float:
+    """Local bytes of what a program is given by others, and of its gradients, when its backward is over: what came from
+    another stage is there to the end."""
+    return 2 * sum(view_bytes(program, one.name) for one in program.graph.inputs() if one.differentiable)
+
+
 def view_bytes(program: Program, view: str) -> float:
     """Local bytes of a view; 0 for a parameter, which is charged where it lives, and for a single number."""
     return program.activation_bytes[view] if program.tensor(view).dims else 0.0

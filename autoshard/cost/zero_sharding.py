@@ -70,8 +70,8 @@ class Turns(NamedTuple):
     moment when most is there before experts have their gradients, and back_before what is freed then.
     copies_bytes: of quantised copies that the unit makes of what it has gathered.
     larger_share, other_share: what this rank gets of the larger bucket and of the other one: few share an expert.
-    back_end: as back_leaving, at the block's end. waits: 1 where backward is through with experts before it asks for
-    the rest of their block, and only then for the next one's experts; else 0.
+    back_end: as back_leaving, when the backward of all is over. waits: 1 where backward is through with experts before
+    it asks for the rest of their block, and only then for the next one's experts; else 0.
     working: what the block works with most but for tiles of scores, in hidden activations. back_tiled: as back_after,
     at a step with a tile, where gradients of `tiled` elements are there. tile_bytes: of that tile, of any microbatch;
     leaving_tile_bytes: of a tile that is there when the larger bucket leaves; 0 without. after: the gradients that have
@@ -156,7 +156,7 @@ def in_turns(matrices: Counts, mesh: Mesh, times: Moments = NO_MOMENTS, hidden_b
     leaving = times.end if larger == total or is_last else times.after
     back_late, back_after, back_leaving, back_before, back_end, back_tiled, back_later = (
         moment.given_back / hidden_bytes
-        for moment in (times.late, times.after, leaving, times.before, times.end, times.tiled, times.later)
+        for moment in (times.late, times.after, leaving, times.before, times.over, times.tiled, times.later)
     )
     leaving_tile_bytes = times.tile_bytes if leaving is times.after else 0.0
     made, after = (float(sum(_by_sharers(moment.made, mesh).values())) for moment in (times.tiled, times.after))

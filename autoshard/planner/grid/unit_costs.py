@@ -320,14 +320,16 @@ def _sets_bytes(programs: Programs, recompute: tuple[str, ...]) -> SetBytes:
         places, sizes = _set_places(pattern, names), np.array([*buffers.values()])
         kept_bytes[program] = places.kept @ sizes
         if len(places.segments):
-            saved = places.repeats * (places.segments @ sizes)
-            segment_bytes[program], again_bytes[program] = saved.max(1), saved.sum(1)
+            segment_bytes[program] = (places.repeats * (places.segments @ sizes)).max(1)
         if program < recomputed:
             work = works[program]
             working, tiles, forward, forward_tiles, gradients, put_off = map(np.array, work.at_steps[:6])
             held = places.held_bytes(places.changes, sizes)
             untiled = held + working
             at_weights_bytes[program] = untiled[:, work.at_weights].max(1, initial=0.0)
+            for steps, most in work.moments.in_front:
+                again = untiled[:, steps].max(1) - kept_bytes[program] - most
+                again_bytes[program] = np.maximum(again_bytes[program], again)
             for place, needed in ((FULLEST, untiled), (FULLEST_WAITING, untiled + put_off)):
                 heaviest = (needed + tiles).argmax(1)
                 same = {step: tiles[step] + fixed_bytes_of(work.program, step) for step in {*heaviest.tolist()}}
