@@ -270,8 +270,8 @@ WHAT = (
         "time_limit",
         number,
         "SECONDS",
-        "take the best layout that is known by then, and say how far from the optimum it may be; of several searches, as "
-        "--pareto, --objective and several precisions make, each has so long (default: none)",
+        "take the best layout that is known by then, and say how far from the optimum it may be; of several searches, "
+        "as --pareto, --objective and several precisions make, each has so long (default: none)",
     ),
     Option(
         "search",
