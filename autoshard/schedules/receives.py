@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -65,3 +66,24 @@ def reader(action: Action, rank: int, pp: int) -> tuple[int, Action]:
     step = 1 if action.kind == "F" else -1
     chunk, receiver = divmod(action.chunk * pp + rank + step, pp)
     return receiver, awaits(action._replace(chunk=chunk))
+
+
+def received_by(turns: Sequence[Sequence[Turn]], rank: int) -> dict[Action, tuple[Action, ...]]:
+    """By action of a rank, those of its actions of which the output has been received once what this action waits for
+    is there: who sent that had read them before. Each stands behind the first action that proves it.
+
+    turns: of every rank, as `with_receives` gives them.
+    """
+    pp = len(turns)
+    made = {reader(one, rank, pp): one for one in turns[rank] if isinstance(one, Action) and one.kind != "W"}
+    found: dict[Action, tuple[Action, ...]] = {}
+    for other in {one.sender for one in turns[rank] if isinstance(one, Receive)}:
+        acts = [one for one in turns[other] if isinstance(one, Action)]
+        reads = deque((at, made[other, awaits(one)]) for at, one in enumerate(acts) if (other, awaits(one)) in made)
+        makes = {reader(one, other, pp): at for at, one in enumerate(acts) if one.kind != "W"}
+        for action in turns[rank]:
+            if not isinstance(action, Action) or (at := makes.get((rank, awaits(action)))) is None:
+                continue
+            while reads and reads[0][0] <= at:
+                found[action] = (*found.get(action, ()), reads.popleft()[1])
+    return found

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoshard.errors import AutoshardError
-from autoshard.schedules import SCHEDULES, Action, Order, actions, rank_holds
-from autoshard.schedules.receives import Receive, Turn, awaits, reader, with_receives
+from autoshard.schedules import SCHEDULES, Action, Order, actions, rank_holds, simulate
+from autoshard.schedules.receives import Receive, Turn, awaits, reader, received_by, with_receives
 from tests.unit.test_schedules import sizes
 
 Size = tuple[str, int, int, int]
@@ -36,6 +36,32 @@ def test_two_ranks_by_hand() -> None:
     assert spelled(first) == "F0.0 F1.0 <B0.0 B0.0 F2.0 <B1.0 B1.0 <B2.0 B2.0"
     assert spelled(last) == "<F0.0 F0.0 <F1.0 B0.0 F1.0 <F2.0 B1.0 F2.0 B2.0"
     assert last[0] == Receive(Action("F", 0, 0), 0) and first[2] == Receive(Action("B", 0, 0), 1)
+
+
+def test_what_comes_back_proves_what_was_received() -> None:
+    acts = {name: Action.parse(name) for name in ("F0.0", "F1.0", "F2.0", "B0.0", "B1.0", "B2.0")}
+    turns = turns_of(("1f1b", 2, 3, 1))
+    # the last rank reads each output right before it sends the gradient back, and its first gradient is read before
+    # the first rank makes its third output; behind that nothing comes
+    assert received_by(turns, 0) == {acts[f"B{one}.0"]: (acts[f"F{one}.0"],) for one in range(3)}
+    assert received_by(turns, 1) == {acts["F2.0"]: (acts["B0.0"],)}
+
+
+@given(sizes())
+def test_all_that_is_proven_was_read_before(size: Size) -> None:
+    """By the times of a step in which each action takes a second, and a transfer none."""
+    turns, (_, pp, _, vpp) = turns_of(size), size
+    orders = actions(*size)
+    spans = simulate(orders, [1.0] * pp * vpp, [1.0] * pp * vpp).spans
+    began = [
+        {awaits(one): begin for one, (begin, _) in zip(order, span, strict=True)}
+        for order, span in zip(orders, spans, strict=True)
+    ]
+    for rank in range(pp):
+        for action, proven in received_by(turns, rank).items():
+            for one in proven:
+                receiver, name = reader(one, rank, pp)
+                assert began[receiver][name] < began[rank][awaits(action)]
 
 
 def test_a_chunk_reads_what_the_last_rank_sends() -> None:

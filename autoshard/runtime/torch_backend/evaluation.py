@@ -10,6 +10,7 @@ from autoshard.graph.partition import Program
 from autoshard.plans.plan import Plan, Stage
 from autoshard.runtime.torch_backend.stage_module import StageModule
 from autoshard.runtime.torch_backend.transfers import Sent, Transfers, received_inputs, room_for
+from autoshard.schedules import Action
 
 Pieces = list[torch.Tensor]
 """One a microbatch."""
@@ -60,10 +61,10 @@ class Evaluation:
             made = module(*(values[name] for name in module.input_names))
             outputs.append(made if isinstance(made, tuple) else (made,))
             if self._goes_up(stage):
-                self._send(stage, outputs[-1])
+                self._send(stage, microbatch, outputs[-1])
         if not self._goes_up(stage):
-            for output in outputs:
-                self._send(stage, output)
+            for microbatch, output in enumerate(outputs):
+                self._send(stage, microbatch, output)
         return outputs
 
     def _received(self, before: Stage, previous: list[Sent], microbatch: int) -> Sent:
@@ -76,9 +77,10 @@ class Evaluation:
     def _goes_up(self, stage: Stage) -> bool:
         return not stage.has_head and self._stages[stage.index + 1].pipeline_rank > self._rank
 
-    def _send(self, stage: Stage, output: Sent) -> None:
+    def _send(self, stage: Stage, microbatch: int, output: Sent) -> None:
         """To the next stage, unless that is here or there is none."""
         if stage.has_head or self._stages[stage.index + 1].pipeline_rank == self._rank:
             return
         assert self._transfers is not None
-        self._transfers.send(output, self._transfers.pipeline.ranks[self._stages[stage.index + 1].pipeline_rank])
+        to = self._transfers.pipeline.ranks[self._stages[stage.index + 1].pipeline_rank]
+        self._transfers.send(output, to, Action("F", microbatch, stage.chunk))

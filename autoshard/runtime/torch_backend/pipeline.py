@@ -15,7 +15,7 @@ from autoshard.runtime.torch_backend.stage_module import StageModule
 from autoshard.runtime.torch_backend.transfers import Arriving, Sent, Transfers, received_inputs, room_for
 from autoshard.runtime.torch_backend.weight_gradients import Work
 from autoshard.schedules import Action, actions
-from autoshard.schedules.receives import Receive, awaits, reader, with_receives
+from autoshard.schedules.receives import Receive, awaits, reader, received_by, with_receives
 from autoshard.spec.traced import HIDDEN
 
 StepInputs = dict[str, list[torch.Tensor]]
@@ -51,6 +51,7 @@ class Pipeline:
         self._programs = programs
         orders = actions(strategy.schedule, strategy.pp, plan.num_microbatches, strategy.num_virtual_stages)
         self.turns = with_receives(orders, len(plan.stages), plan.num_microbatches)
+        self._received = received_by(self.turns, self._rank)
         if self._modules[0].later is None and any(action.kind == "W" for action in orders[self._rank]):
             raise AutoshardError(f"schedule={strategy.schedule} has actions I and W: it must say weights_apart=True")
         last = programs[len(programs) - 1]
@@ -106,7 +107,7 @@ class Pipeline:
         arrived = [] if wait is None else [*wait()]
         del wait  # which holds what arrived
         if self._transfers is not None:
-            self._transfers.let_go()
+            self._transfers.let_go(self._received.get(action, ()))
         self._on_action(str(action))
         made = self.compute(action, arrived)
         if not made:
@@ -117,7 +118,7 @@ class Pipeline:
             self._arriving[name] = lambda: here
         else:
             assert self._transfers is not None
-            self._transfers.send(made, self._transfers.pipeline.ranks[receiver])
+            self._transfers.send(made, self._transfers.pipeline.ranks[receiver], action)
 
     def _forward(self, action: Action, received: Sent) -> Sent:
         module, stage = self._modules[action.chunk], self._stages[action.chunk]

@@ -7,7 +7,7 @@ each other need not be in one order then.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 
 import torch
@@ -18,6 +18,7 @@ from autoshard.graph.redistribute import local_sizes
 from autoshard.layout.mesh import Mesh
 from autoshard.plans.stage_sections import neighbours
 from autoshard.runtime.torch_backend.groups import Group
+from autoshard.schedules import Action
 from autoshard.spec.traced import HIDDEN
 
 Pair = tuple[int, int]
@@ -35,14 +36,14 @@ class Transfers:
 
     def __init__(self, pipeline: Group, pairs: dict[Pair, dist.ProcessGroup] | None):
         self.pipeline, self._pairs = pipeline, pairs
-        self._sending: list[dist.Work] = []
+        self._sending: dict[Action, list[dist.Work]] = {}
 
-    def send(self, tensors: Sent, to: int) -> None:
-        """Starts to send; `settle` waits for all that was sent. to: a rank of the whole mesh."""
-        self.let_go()
+    def send(self, tensors: Sent, to: int, made_by: Action) -> None:
+        """Starts to send; `settle` waits for all that was sent. to: a rank of the whole mesh. made_by: the action of
+        this rank that made the tensors."""
         mine = self.pipeline.ranks[self.pipeline.index]
-        for tensor in tensors:
-            self._sending.append(self._begun(tensor.detach().contiguous(), mine, to))  # holds it as long as it needs it
+        # each holds its tensor as long as it needs it
+        self._sending[made_by] = [self._begun(tensor.detach().contiguous(), mine, to) for tensor in tensors]
 
     def receive(self, into: Sent, sender: int) -> Arriving:
         """Starts to receive from a rank of the whole mesh."""
@@ -68,14 +69,23 @@ class Transfers:
         assert work is not None
         return work
 
-    def let_go(self) -> None:
-        """Lets go of all that has been sent by now."""
-        self._sending = [work for work in self._sending if not work.is_completed()]
+    def let_go(self, received: Iterable[Action] = ()) -> None:
+        """Lets go of all that is known to be sent by now. received: actions whose outputs have been received: gloo does
+        not say so before it is waited for, and NCCL not before the device has come so far."""
+        for action in received:
+            self._wait_for(action)
+        self._sending = {
+            action: works for action, works in self._sending.items() if not all(work.is_completed() for work in works)
+        }
 
     def settle(self) -> None:
         """Waits until everything is sent."""
-        while self._sending:
-            self._sending.pop(0).wait()
+        for action in tuple(self._sending):
+            self._wait_for(action)
+
+    def _wait_for(self, action: Action) -> None:
+        for work in self._sending.pop(action, ()):
+            work.wait()
 
 
 def room_for(program: Program, forward: bool, dtype: torch.dtype, device: torch.device) -> Sent:
