@@ -230,4 +230,4 @@ def test_a_gate_that_is_nothing_is_refused() -> None:
     assert str(raised.value) == "swiglu_limit=0 of mine must be a finite number above 0"
     with pytest.raises(AutoshardError) as raised:
         replace(MODELS["gpt oss"], clamped_gate=7.0)  # type: ignore[arg-type]
-    assert str(raised.value) == "clamped_gate=7.0 of tiny-llama must be null or an object"
+    assert str(raised.value) == "clamped_gate=7.0 of tiny-llama must be null or an object with swiglu_limit"

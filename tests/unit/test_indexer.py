@@ -325,15 +325,15 @@ def test_tensor_parallel_ranks_each_send_the_whole_choice() -> None:
 
 def test_what_choices_between_stages_take() -> None:
     """Each rank behind the first holds one for each microbatch in flight and the next one that comes, beside hidden
-    activations: the next one that comes, a gradient that leaves and outputs but for the one at work; and each transfer
-    takes as much longer as it is larger."""
+    activations: the next one that comes, and outputs but for the one at work; and each transfer takes as much longer as
+    it is larger."""
     model = MODELS["glm 5.2"]
     every = replace(model, indexer_types=())
     plans = [plan_of(one, strategy(pp=4), 8) for one in (model, every)]
     hidden, choice = 16 * 64 * 8, 16 * 16
     for rank, in_flight in enumerate((4, 3, 2, 1)):
         found, other = ({term.name: term.value for term in plan.estimate.memory[rank].terms} for plan in plans)
-        buffers = (1 + (rank > 0) + (in_flight - 1) * (rank < 3)) * hidden
+        buffers = ((rank > 0) + (in_flight - 1) * (rank < 3)) * hidden
         assert other["pipeline buffers"] == buffers
         assert found["pipeline buffers"] == buffers + (in_flight + 1) * choice * (rank > 0)
     hops = []

@@ -162,7 +162,7 @@ def operator(graph: dict[str, Any], name: str) -> dict[str, Any]:
         ),
         (
             lambda g: g["parameters"][0].update(start=-1),
-            "model.graph.parameters[0].start is -1; it must be a whole number of at least 0 at most 1e+09",
+            "model.graph.parameters[0].start is -1; it must be a whole number of at least 0 and at most 1e+09",
         ),
         (
             lambda g: operator(g, "norm_a")["attributes"].update(code=1),
