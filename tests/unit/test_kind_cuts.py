@@ -10,12 +10,13 @@ import random
 from dataclasses import replace
 from itertools import product
 from math import inf
+from types import ModuleType
 
 import numpy as np
 import pytest
 
 from autoshard.backends.rules import Draft, Problem
-from autoshard.planner.grid import kind_chunks, kind_stage_cuts
+from autoshard.planner.grid import kind_chunks, kind_pairs, kind_paths, kind_split, kind_stage_cuts, promises
 from autoshard.planner.grid import refine as refinement
 from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.best_choice import fastest
@@ -88,12 +89,31 @@ def test_what_is_not_tried_is_a_proven_gap(seed: int, most: str, monkeypatch: py
     limit = limit_of(priced, seed)
     best_s = best_of_all(problem, draft, priced, limit, seed)
     monkeypatch.setattr(kind_stage_cuts, most, 0)
-    for name in ("MOST_BEGINNINGS", "MOST_LISTED"):
+    for name in ("FEW_BEGINNINGS", "MOST_BEGINNINGS", "MOST_LISTED"):
         monkeypatch.setattr(kind_stage_cuts, name, 0)
     refined = refine([priced.whole], True, limit)
     assert refined.at_least_s <= best_s * (1 + 1e-9)
+    assert one_by_one or most == "MOST_HALVINGS" or bool(refined.found) == (best_s < inf)
     for one in refined.found:
         check_as_estimated(problem, one.strategy, one.step_time_s, limit)
+
+
+@pytest.mark.parametrize("seed", some(range(60), 20))
+def test_cuts_that_are_listed_behind_a_good_one_are_proven(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where they are many: a good cut is looked for first, by the sums of its terms."""
+    problem, draft = random_layout(seed, ("1f1b", "1f1b", "gpipe"))
+    (priced,) = table_of(problem, draft).price()
+    limit = limit_of(priced, seed)
+    best_s = best_of_all(problem, draft, priced, limit, seed)
+    monkeypatch.setattr(kind_stage_cuts, "FEW_BEGINNINGS", 0)
+    refined = refine([priced.whole], True, limit)
+    if not refined.found:
+        assert best_s == inf
+        return
+    best = refined.found[-1]
+    check_as_estimated(problem, best.strategy, best.step_time_s, limit)
+    assert best.step_time_s <= best_s * (1 + 1e-9)
+    assert refined.at_least_s == pytest.approx(best.step_time_s, rel=1e-6)
 
 
 @pytest.mark.parametrize("seed", [*range(INSTANCES), 222])  # 222: chunks of different kinds wait under ZeRO-3
@@ -235,3 +255,46 @@ def test_chunks_that_are_not_tried_are_a_proven_gap(seed: int, most: str, monkey
     assert refined.at_least_s <= best_s * (1 + 1e-9)
     for one in refined.found:
         check_as_estimated(problem, one.strategy, one.step_time_s, limit)
+
+
+@pytest.mark.parametrize(
+    ("module", "most", "value"),
+    [
+        (kind_split, "MOST_PARTS", 0),
+        (kind_split, "MOST_EFFORT", 0),
+        (kind_paths, "MOST_ENTRIES", 2),
+        (kind_paths, "MOST_ENTRIES", 40),
+        (kind_chunks, "MOST_TRIED", 3),
+    ],
+)
+@pytest.mark.parametrize("seed", some(range(30), 6))
+def test_chunks_with_too_many_cuts_are_parted_or_left(
+    seed: int, module: ModuleType, most: str, value: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem, draft = random_layout(seed, ("interleaved",))
+    (priced,) = table_of(problem, draft, by_stage=True).price()
+    limit = limit_of(priced, seed)
+    best_s = best_of_all(problem, draft, priced, limit, seed)
+    monkeypatch.setattr(module, most, value)
+    refined = refine([priced.whole], True, limit)
+    assert refined.at_least_s <= best_s * (1 + 1e-9)
+    for one in refined.found:
+        check_as_estimated(problem, one.strategy, one.step_time_s, limit)
+    if refined.found and refined.at_least_s >= refined.found[-1].step_time_s * (1 - 1e-8):
+        assert refined.found[-1].step_time_s <= best_s * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("seed", some(range(30), 6))
+def test_layouts_that_are_bounded_a_few_at_a_time_have_the_same_bounds(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem, draft = random_layout(seed, ("interleaved",))
+    table = table_of(problem, draft, by_stage=True)
+    for zero in range(4):
+        table.add(draft._replace(zero=zero))
+    whole = max((one.whole for one in table.price()), key=lambda one: len(one.drafts.drafts))
+    drafts = np.arange(len(whole.drafts.drafts))
+    assert len(drafts) > 1
+    together = promises._rooms_at_least_s(whole, drafts, inf, inf)
+    monkeypatch.setattr(kind_pairs.ChunkRoom, "at_once", 1)
+    assert promises._rooms_at_least_s(whole, drafts, inf, inf) == pytest.approx(together, rel=1e-12)
