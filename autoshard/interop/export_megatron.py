@@ -211,6 +211,8 @@ def _left_out(plan: Plan) -> tuple[str, ...]:
         left_out.append(
             f"rope_scaling {model.rope_scaling.rope_type}: Megatron's --use-rope-scaling is Llama 3.1's alone"
         )
+    if model.rope_theta is not None and not float(model.rope_theta).is_integer():
+        left_out.append(f"rope_theta={model.rope_theta}: --rotary-base is a whole number")
     if model.rope_theta is None and plan.training.sequence_length > model.max_position_embeddings:
         learned = f"{model.name} has {model.max_position_embeddings:,} learned positions"
         left_out.append(

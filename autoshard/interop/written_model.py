@@ -141,7 +141,7 @@ def check_same_model(file: str, written: WrittenModel, model: ModelSpec) -> tupl
                 own = GRAPHS[name][not models_own]
                 notes += (f"{stated(written, name)}; the plan has {model.name}'s {own}: both take the same time",)
             continue
-        if name != "num_hidden_layers" and models_own is not UNKNOWN and models_own != value:
+        if name != "num_hidden_layers" and not _is_as_said(models_own, value):
             own = GRAPHS[name][not models_own] if name in GRAPHS else shown(models_own)
             raise AutoshardError(f"{file} has {stated(written, name)}, but {model.name} has {own}: another model")
     return notes
@@ -166,6 +166,12 @@ def plain_llama(model: ModelSpec) -> tuple[ModelSpec, tuple[str, ...]]:
     if width != model.head_dim:
         notes += (f"heads of {width} values, as NxD Training's hf_llama has, not {model.name}'s {model.head_dim}",)
     return (replace(model, sliding_window=None, head_dim=width) if notes else model), notes
+
+
+def _is_as_said(own: object, said: object) -> bool:
+    """Whether a model's property is what a file says, as far as anybody can say it: Megatron's base of positions, for
+    one, is a whole number, and StarCoder2's is not."""
+    return own is UNKNOWN or own == said or (isinstance(own, float) and not own.is_integer() and round(own) == said)
 
 
 def _is_stretched_otherwise(one: object, other: object) -> bool:
@@ -202,7 +208,7 @@ def _with_all(wanted: Mapping[str, Any], model_types: tuple[str, ...]) -> tuple[
         model
         for model in map(load_model, builtin_models())
         if (not model_types or model.model_type in model_types)
-        and all(property_of(model, name) in (UNKNOWN, value) for name, value in compared.items())
+        and all(_is_as_said(property_of(model, name), value) for name, value in compared.items())
     ]
     for name in ("num_hidden_layers", "max_position_embeddings"):
         models = [model for model in models if getattr(model, name) == wanted.get(name)] or models

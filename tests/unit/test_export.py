@@ -115,6 +115,20 @@ def test_what_cannot_be_carried_over_is_listed() -> None:
     assert export(plan_interleaved(), "nxdt").left_out[-1] == "instance=cpu: NxD Training runs on Trainium"
 
 
+def test_a_base_of_positions_that_is_not_whole_is_written_and_read_as_nearly_the_same() -> None:
+    """StarCoder2 has 999,999.442, and Megatron takes whole numbers."""
+    plan = changed(plan_70b(), tp=1, pp=2, dp=16, zero=1, stage_layers=(15, 15))
+    plan = replace(plan, model=load_model("starcoder2-3b"), operators={})
+    written = export(plan, "megatron")
+    assert "--rotary-base 999999" in written.text
+    assert "rope_theta=999999.4420358813: --rotary-base is a whole number" in written.left_out
+    given = {"instance": "h100-80gb", "nodes": 4, "backend": "torch"}
+    assert imported(written.text, "train.sh", model="starcoder2-3b", **given).model == plan.model
+    other = written.text.replace("--rotary-base 999999", "--rotary-base 999998")
+    with pytest.raises(AutoshardError, match=r"has --rotary-base=999998\.0, but starcoder2-3b has 999999\.4420358813"):
+        imported(other, "train.sh", model="starcoder2-3b", **given)
+
+
 def test_a_schedule_with_chunks_that_nobody_knows_is_written_as_interleaved(monkeypatch: pytest.MonkeyPatch) -> None:
     """torchtitan and Megatron refuse 1F1B with several chunks a rank."""
 
