@@ -25,6 +25,8 @@ KEYS = (ZERO, MICRO, RUNS, BATCH)
 AUTO = "auto"
 """What transformers and Accelerate fill in when training starts."""
 STAGES = (0, 1, 2, 3)
+BF16, OLDER_BF16, FP16 = "bf16", "bfloat16", "fp16"
+"""Sections of formats. DeepSpeed reads the second one where the first is not there [runtime/precision_config.py]."""
 ADAM = ("adam", "adamw")
 OFFLOADED = {"offload_optimizer": "optimizer state", "offload_param": "parameters"}
 """Parts of ZeRO that may lie on the host, by what they hold."""
@@ -36,7 +38,7 @@ NO_EFFECT = re.compile(
     r"""(steps_per_print|wall_clock_breakdown|gradient_clipping|prescale_gradients|gradient_predivide_factor|dump_state
         |zero_allow_untested_optimizer|zero_force_ds_cpu_optimizer|memory_breakdown|sparse_gradients
         |communication_data_type|checkpoint|scheduler|tensorboard|wandb|comet|csv_monitor|flops_profiler|comms_logger
-        |data_efficiency|elasticity|autotuning|optimizer|fp16|bf16)(\..*)?
+        |data_efficiency|elasticity|autotuning|optimizer|fp16|bf16|bfloat16)(\..*)?
     |zero_optimization\.(overlap_comm|contiguous_gradients|reduce_scatter|allgather_partitions|round_robin_gradients
         |sub_group_size|\w+_bucket_size|stage3_\w+|ignore_unused_parameters|load_from_fp32_weights|memory_efficient_linear
         |offload_(optimizer|param)\..*)""",
@@ -91,7 +93,7 @@ def filled(data: Mapping[str, Any], half: str | None) -> dict[str, Any]:
     half: that, bf16 or fp16, or None for neither."""
     enabled = {
         name: {**part, "enabled": name == half}
-        for name in ("bf16", "fp16")
+        for name in (BF16, FP16)
         if isinstance(part := data.get(name), Mapping) and part.get("enabled") == AUTO
     }
     missing = {} if half is None or half in data else {half: {"enabled": True}}
@@ -139,15 +141,16 @@ def _stage(values: Values) -> int:
 
 def _precision(values: Values) -> tuple[str, tuple[str, ...]]:
     """(the precision here, notes). One that is filled in later is taken for bf16."""
-    said = {name: values.get(f"{name}.enabled") for name in ("bf16", "fp16")}
+    names = (OLDER_BF16 if values.get(BF16) is None else BF16, FP16)
+    said = {name: values.get(f"{name}.enabled") for name in names}
     on = [name for name, is_on in said.items() if is_on != AUTO and values.flag(f"{name}.enabled")]
     if len(on) > 1:
-        raise AutoshardError("bf16.enabled and fp16.enabled: DeepSpeed takes one of them")
+        raise AutoshardError(f"{names[0]}.enabled and {FP16}.enabled: DeepSpeed takes one of them")
     if on:
-        return "mixed_precision", ("fp16.enabled is priced as bf16",) if on == ["fp16"] else ()
+        return "mixed_precision", (f"{FP16}.enabled is priced as bf16",) if on == [FP16] else ()
     if open_ones := [f"{name}.enabled={AUTO}" for name, is_on in said.items() if is_on == AUTO]:
         return "mixed_precision", (f"{' and '.join(open_ones)}: priced as bf16 where --precision says nothing else",)
-    return "fp32", ("neither bf16.enabled nor fp16.enabled: DeepSpeed computes in fp32",)
+    return "fp32", (f"neither {BF16}.enabled nor {FP16}.enabled: DeepSpeed computes in fp32",)
 
 
 def _warnings(values: Values) -> Iterator[str]:

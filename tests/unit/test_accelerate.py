@@ -143,6 +143,8 @@ def test_a_batch_by_its_microbatches() -> None:
         ),
         ({**ZERO, "bf16": None, "fp16": {"enabled": True}}, "mixed_precision", "fp16.enabled is priced as bf16"),
         ({**ZERO, "bf16": {"enabled": False}}, "fp32", "neither bf16.enabled nor fp16.enabled: DeepSpeed computes in "),
+        ({**ZERO, "bf16": None, "bfloat16": {"enabled": True}}, "mixed_precision", ""),
+        ({**ZERO, "bf16": {"enabled": False}, "bfloat16": {"enabled": True}}, "fp32", "neither bf16.enabled nor fp16."),
         ({**FSDP, "mixed_precision": "no"}, "fp32", ""),
         ({**FSDP, "mixed_precision": "fp16"}, "mixed_precision", "mixed_precision=fp16 is priced as bf16"),
         ({**FSDP, "mixed_precision": "FP16"}, "mixed_precision", "mixed_precision=fp16 is priced as bf16"),
