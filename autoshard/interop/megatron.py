@@ -265,9 +265,13 @@ def _with_one_count(flags: dict[str, str]) -> dict[str, str]:
 
 
 def _capacity(flags: dict[str, str]) -> float | None:
-    """Tokens that an expert takes at most, over its even share; None for all that the router sends it."""
+    """Tokens that an expert takes at most, over its even share; None for all that the router sends it, as Megatron-LM
+    has it for a number below 0 [core/transformer/transformer_config.py]. Raises AutoshardError for none at all."""
     if not _is_deepspeeds_mixture(flags):
-        return number(f"--{CAPACITY}", flags.get(CAPACITY) or None)
+        capacity = number(f"--{CAPACITY}", flags.get(CAPACITY) or None)
+        if capacity == 0:
+            raise AutoshardError(f"--{CAPACITY} {flags[CAPACITY]} drops every token; one above 0 works")
+        return None if capacity is None or capacity < 0 else capacity
     if DEEPSPEED_DROPLESS in flags:
         return None
     return number(f"--{DEEPSPEED_CAPACITY}", flags.get(DEEPSPEED_CAPACITY, DEEPSPEED_USUAL_CAPACITY))

@@ -16,7 +16,7 @@ from autoshard.interop.written_model import models_with
 from autoshard.models.huggingface import to_config
 from autoshard.models.registry import builtin_models, load_model
 from autoshard.models.stage import parameter_count
-from autoshard.planner.written import read_written
+from autoshard.planner.written import Written, read_written
 from autoshard.plans.plan_json import write_plan
 from autoshard.plans.validate import read_plan
 from tests.cases import some
@@ -326,6 +326,27 @@ def test_unlike_numbers_of_experts_of_megatron_deepspeed() -> None:
             "train.sh",
         )
     assert str(error.value).startswith("train.sh has --mlp-type residual, and no model is made of sizes with it;")
+
+
+def of_capacity(said: str) -> Written:
+    """Experts of Megatron-LM with a capacity factor."""
+    flags = f"--num-experts 8 --moe-router-topk 2 --moe-expert-capacity-factor {said}"
+    Path("train.sh").write_text(f"{flags} {DROPS_NOTHING}")
+    return read_written("train.sh", {"model": "mixtral-8x7b", "instance": "h100-80gb", "nodes": 1})
+
+
+@pytest.mark.parametrize(("said", "factor"), [("1.5", 1.5), ("-1", None), ("-1.0", None)])
+def test_a_capacity_below_0_is_none(said: str, factor: float | None) -> None:
+    found = of_capacity(said)
+    assert found.problem.training.expert_capacity_factor == (factor or 1.0)
+    assert [warning.split(":")[0] for warning in found.warnings] == (
+        [] if factor else ["experts without a capacity factor (dropless)"]
+    )
+
+
+def test_a_capacity_of_0_drops_every_token() -> None:
+    with pytest.raises(AutoshardError, match="sh: --moe-expert-capacity-factor 0 drops every token; one above 0 work"):
+        of_capacity("0")
 
 
 @pytest.mark.parametrize(
