@@ -186,8 +186,7 @@ def _base(
         overrides.remove(chosen)
         part, _, option = chosen.partition("=")
         return _of_launcher(part, option, [*folders, *above(Path(place.folder))])
-    if "name" not in flags:
-        flags |= {**_of_program(program, folders), **flags}
+    flags |= {**_of_program(program, folders), **flags}
     name, path = flags.get("name"), flags.get("path", "")
     file = None if name is None else _found(folders, path, name)
     if file is not None:

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from autoshard.errors import AutoshardError
+from autoshard.interop import hydra_script
 from autoshard.interop.hydra_script import configured
 from autoshard.interop.launch_script import Place
 from autoshard.planner.written import Written, read_written
@@ -206,6 +207,57 @@ def test_overrides(words: str, value: object) -> None:
     model = configured(text, Place(folder=".")).data["model"]
     assert model.get("a", "none") == value and model["x"] == 1
     assert model.get("keep") == (None if words.startswith("~") else 3)
+
+
+def with_program(**files: object) -> None:
+    """A program that takes conf/own.yaml where no flag names another one, and configurations by their names in conf."""
+    Path("pre.py").write_text('@hydra_runner(config_path="conf", config_name="own")\ndef main(cfg): ...\n')
+    Path("conf").mkdir()
+    for name, data in {"own": {"model": {"a": 1}}, **files}.items():
+        Path(f"conf/{name}.yaml").write_text(yaml.safe_dump(data))
+
+
+@pytest.mark.parametrize(
+    ("words", "model"),
+    [
+        ("", {"a": 1, "b": 2}),
+        ("--config-name other", {"a": 3, "b": 2}),
+        ("--config-path=conf/../elsewhere", {"a": 4, "b": 2}),
+        ("~model.no.such", {"a": 1, "b": 2}),
+        ("trainer.devices=$N", {"a": 1, "b": 2}),
+    ],
+)
+def test_a_program_names_its_own_file(words: str, model: dict[str, int]) -> None:
+    with_program(other={"model": {"a": 3}})
+    Path("elsewhere").mkdir()
+    Path("elsewhere/own.yaml").write_text("model: {a: 4}\n")
+    assert configured(f"python pre.py {words} model.b=2", Place(folder=".")).data == {"model": model}
+
+
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        ("python pre.py model.a.b=2", "model.a.b=2: a holds a value, no fields"),
+        (f"python pre.py model.{'a.' * 19}b=2", f"model.{'a.' * 19}b... has more than 20 parts"),
+        ("python pre.py -cn listed model.a=2", "conf/listed.yaml must hold named fields"),
+        ("python pre.py model.a=2 model.b=3 model.c=4", "a command of more than 2 words, which nobody writes"),
+    ],
+)
+def test_overrides_that_make_no_configuration(line: str, error: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_program(listed=[1])
+    if "words" in error:
+        monkeypatch.setattr(hydra_script, "MOST_WORDS", 2)
+    with pytest.raises(AutoshardError) as told:
+        configured(line, Place(folder="."))
+    assert str(told.value) == error
+
+
+def test_overrides_in_a_condition_are_told() -> None:
+    with_program()
+    text = 'SAID="it\'s pre.py"\nif [ -f big ]; then\npython pre.py model.b=2\nfi\n'
+    found = configured(text, Place(folder="."))
+    assert found.data == {"model": {"a": 1, "b": 2}}
+    assert found.warnings == ("in a condition of the script, taken as if it held: model.b=2",)
 
 
 def test_the_launcher_of_nemo_names_a_file_of_its_own() -> None:
