@@ -1,11 +1,13 @@
 """Tensors between neighbouring stages."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from autoshard.runtime.torch_backend.evaluation import Evaluation
 from autoshard.runtime.torch_backend.groups import Group
 from autoshard.runtime.torch_backend.pipeline import Pipeline
 from autoshard.runtime.torch_backend.transfers import Transfers
@@ -97,3 +99,27 @@ def test_sends_do_not_heap_up_where_none_says_that_it_is_over(
     _, pp, _, chunks = size
     for rank in range(pp):
         assert max(held(rank, size)) <= 2 * pp * chunks
+
+
+def test_evaluation_lets_go_of_what_the_stage_before_has_sent(
+    begun: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first of two ranks with three chunks of three microbatches each: what is held when each forward begins."""
+    monkeypatch.setattr(Sending, "is_completed", lambda _: True)
+    held, of_rank = list[int](), transfers(0)
+    stages = [SimpleNamespace(index=i, pipeline_rank=i % 2, chunk=i // 2, has_embedding=True) for i in range(6)]
+    for stage in stages:
+        stage.has_head = stage.index == 5
+    plan: Any = SimpleNamespace(stages=stages, num_microbatches=3)
+
+    def module() -> torch.Tensor:
+        return torch.zeros(1)
+
+    module.input_names = ()  # type: ignore[attr-defined]
+    modules: Any = dict.fromkeys(range(6), module)
+    device = torch.device("cpu")
+    evaluation = Evaluation(
+        plan, 0, modules, {}, of_rank, device, torch.float32, lambda _: held.append(len(of_rank._sending))
+    )
+    assert evaluation.run({}) == [] and not of_rank._sending
+    assert held == [0, 1, 2] * 3 and len(begun) == 9

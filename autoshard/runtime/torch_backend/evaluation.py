@@ -45,6 +45,8 @@ class Evaluation:
         for stage in self._stages:
             if stage.pipeline_rank == self._rank:
                 outputs = self._run_stage(stage, outputs, inputs)
+                if self._transfers is not None:
+                    self._transfers.let_go()
         if self._transfers is not None:
             self._transfers.settle()
         return [loss for (loss,) in outputs] if self._rank == self._stages[-1].pipeline_rank else []
