@@ -10,7 +10,7 @@ from autoshard.errors import AutoshardError
 from autoshard.files.fields import show
 from autoshard.files.json_file import parse_json
 from autoshard.files.text_file import printable, read_text
-from autoshard.interop.script_files import named_file
+from autoshard.interop.script_files import MOST_BYTES, named_file
 from autoshard.interop.written_layout import AS_ADAMW, MISSING, NO_COPIES, WrittenLayout
 from autoshard.interop.yaml_values import Values
 
@@ -31,7 +31,6 @@ ADAM = ("adam", "adamw")
 OFFLOADED = {"offload_optimizer": "optimizer state", "offload_param": "parameters"}
 """Parts of ZeRO that may lie on the host, by what they hold."""
 NO_DEVICE = (None, "none")
-MOST_BYTES = 1_000_000
 NO_LENGTH = "the file does not say how long sequences are: as for autoshard plan where --seq-len says nothing else"
 NO_RECOMPUTE = "the file does not say what runs again in backward: nothing where --recompute says nothing else"
 NO_EFFECT = re.compile(

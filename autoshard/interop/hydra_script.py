@@ -15,7 +15,7 @@ from autoshard.files.text_file import printable, read_text
 from autoshard.files.yaml_file import parse_yaml, read_yaml
 from autoshard.interop.hyperpod import ENVELOPE, INSTANCE
 from autoshard.interop.launch_script import Place, Values, commands, told_values, values_of
-from autoshard.interop.script_files import above
+from autoshard.interop.script_files import MOST_BYTES, above
 from autoshard.interop.shell_conditions import unconditional
 
 SECTIONS = ("model", "trainer", "distributed_strategy", "data")
@@ -26,7 +26,6 @@ LAUNCHERS = {
 }
 """Parts in which a launcher has such a configuration, by whose name an override such as training=llama/llama3_70b names
 its file: the folder of all configurations, that of these within it, and whose they are."""
-MOST_BYTES = 1_000_000
 DEEPEST = 20
 """Parts of a field's path, at most."""
 DEVICES = "trainer.devices"

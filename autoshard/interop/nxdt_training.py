@@ -11,7 +11,7 @@ from autoshard.errors import AutoshardError
 from autoshard.files.text_file import printable, read_text
 from autoshard.files.yaml_file import parse_yaml
 from autoshard.interop.nxdt import FOLLOWS
-from autoshard.interop.read_layout import MOST_BYTES
+from autoshard.interop.script_files import MOST_BYTES
 from autoshard.interop.yaml_values import Values
 
 SCHEDULES = {"LinearAnnealingWithWarmUp": "linear", "CosineAnnealing": "cosine"}

@@ -26,15 +26,13 @@ from autoshard.interop.megatron import NO_FLAGS, is_megatron_script, megatron_la
 from autoshard.interop.nemo import is_nemo, nemo_layout
 from autoshard.interop.neuron_script import is_neuron_script, neuron_layout
 from autoshard.interop.nxdt import nxdt_layout
-from autoshard.interop.script_files import MOST_BYTES_OF_SCRIPT, started, with_parts
+from autoshard.interop.script_files import MOST_BYTES, MOST_BYTES_OF_SCRIPT, started, with_parts
 from autoshard.interop.torchtitan import torchtitan_layout
 from autoshard.interop.torchtitan_registry import parse_registry
 from autoshard.interop.written_layout import WrittenLayout
 
 MOST_STARTED = 3
 """Scripts that start each other, one behind the other."""
-MOST_BYTES = 1_000_000
-"""Of a file with a layout; those of frameworks have some thousand."""
 
 
 def read_written_layout(path: str, nodes: int | None = None) -> WrittenLayout:

@@ -15,6 +15,8 @@ MOST_FILES = 4
 """Files that one script is read with, and scripts that it may start."""
 DEEPEST = 20
 """Folders above a file that are looked through, at most."""
+MOST_BYTES = 1_000_000
+"""Of a file with a layout; those of frameworks have some thousand."""
 MOST_BYTES_OF_SCRIPT = 200_000
 """Of a script, with its parts; those of frameworks have less than twenty thousand, and each word takes time."""
 RUNNERS = ("exec", "bash", "sh", "zsh", "env", "time", "nohup", "srun", "sbatch", "mpirun", "mpiexec")
