@@ -27,7 +27,9 @@ _OWN_FOLDER = re.compile(r"""\$\(\s*dirname\s[^()]*\)|\$\{BASH_SOURCE[^{}]*%/\*\
 """The folder that a script lies in, as it says that itself."""
 _ASSIGNS = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _EXPORTS = re.compile(r"^[ \t]*(?:export|declare[ \t]+-x|typeset[ \t]+-x)[ \t]+([^\n;&|]*)", re.MULTILINE)
-_EXPORTS_ALL = re.compile(r"^[ \t]*set[ \t]+(?:-\w*a|-o[ \t]+allexport)\b", re.MULTILINE)
+_EXPORTS_ALL = re.compile(
+    r"^[ \t]*set(?:[ \t]+-?\w{1,20})*?[ \t]+(?:-\w{0,9}a\w{0,9}|-\w{0,9}o[ \t]+allexport)(?=[\s;&|]|$)", re.MULTILINE
+)
 _NAME = re.compile(r"(?<![\w$\"'={/.-])[A-Za-z_]\w*(?==|[ \t]|$)")
 
 

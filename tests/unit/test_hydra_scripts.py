@@ -12,6 +12,7 @@ from autoshard.errors import AutoshardError
 from autoshard.interop import hydra_script
 from autoshard.interop.hydra_script import configured
 from autoshard.interop.launch_script import Place
+from autoshard.interop.read_layout import read_written_layout
 from autoshard.planner.written import Written, read_written
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
@@ -135,6 +136,23 @@ def test_a_script_with_overrides_and_the_one_that_starts_it() -> None:
     assert found.warnings == (
         "$MORE: variables to which the script gives no value, or several; overrides in them are not read",
     )
+
+
+@pytest.mark.parametrize(
+    ("line", "recompute"),
+    [
+        ("set -a", "attention_norm+core_attention+mlp_norm"),
+        ("set -euao pipefail", "attention_norm+core_attention+mlp_norm"),
+        ("set -o pipefail -ea; cd .", "attention_norm+core_attention+mlp_norm"),
+        ("set -eo allexport", "attention_norm+core_attention+mlp_norm"),
+        ("set -e", "full"),
+        ("set -- -a", "full"),
+        ("set -o nounset # -a", "full"),
+    ],
+)
+def test_a_script_may_export_all_its_variables(line: str, recompute: str) -> None:
+    put(test=PROGRAM, train_setup=SETUP, run=f"#!/bin/bash\n{line}\nGRANULARITY=selective\n./test.sh\n")
+    assert read_written_layout("run.sh", nodes=8).options["recompute"] == recompute
 
 
 def test_what_neuronx_nemo_megatron_says_otherwise_than_nemo() -> None:
