@@ -38,6 +38,7 @@ def titan(degree: int, lines: str = "", model: str = "llama3-8b", **given: Any) 
         (2, f"{INTERLEAVED}\n{EACH} = 9", "llama3-8b", (8, 9, 8, 7)),
         (2, f"{INTERLEAVED}\n{EACH} = 6", "llama3-8b", (5, 6, 6, 6, 5, 4)),
         (1, f"{EACH} = 6", "llama3-8b", (32,)),
+        (1, f'{SPLITS} = ["layers.4"]', "llama3-8b", (32,)),
         (4, f'{SPLITS} = ["layers.4", "layers.8", "layers.12"]', "llama3-8b", (4, 4, 4, 20)),
         (2, f'{INTERLEAVED}\n{SPLITS} = ["layers.4", "layers.8", "layers.12"]', "llama3-8b", (4, 4, 4, 20)),
         (4, f"{SPLITS} = []", "llama3-8b", (8, 9, 8, 7)),
