@@ -286,9 +286,9 @@ class Cluster:
         return self.most_nodes is None or nodes <= self.most_nodes
 
     def with_nodes(self, nodes: int) -> "Cluster":
-        """The cluster with so many nodes; a job then takes as many of a scale-up domain as its nodes allow. Without
-        links between nodes, and with other `nodes_per_domain` than its domain gives, it stays as it is. Raises
-        AutoshardError for a number that these instances cannot have."""
+        """The cluster with so many nodes; a job then takes as many of a scale-up domain as its nodes allow.
+        `nodes_per_domain` stays as it is where there are no links within a domain, and where it is another number than
+        the domain gives this cluster. Raises AutoshardError for a number that these instances cannot have."""
         nodes = own_number(nodes)
         check_integer(f"cluster {self.instance}", "nodes", nodes)
         if nodes == self.nodes:
