@@ -104,6 +104,7 @@ def test_hybrid_shards_follow_the_nodes_that_are_given() -> None:
         (ZERO, {"zero": 2, "dp": 8, "recompute": ("none",)}),
         ({**ZERO, "zero_optimization": {"stage": 3}}, {"zero": 3}),
         ({**ZERO, "zero_optimization": True}, {"zero": 1}),
+        ({**ZERO, "zero_optimization": {}}, {"zero": 0}),
         ({**ZERO, "tensor_parallel": {"autotp_size": 2}}, {"tp": 2, "dp": 4}),
         ({**ZERO, "sequence_parallel_size": 4}, {"cp": 4, "context_parallel": "ulysses"}),
     ],
@@ -209,6 +210,17 @@ def test_what_may_matter_is_listed() -> None:
         ({**FSDP, "num_processes": 15}, "yaml: num_processes=15 must be a multiple of num_machines=2"),
         ({**FSDP, "num_processes": "many"}, "yaml: num_processes is 'many'; it must be a whole number of at least 1"),
         (with_fsdp(fsdp_sharding_strategy=6), "yaml: fsdp_config.fsdp_sharding_strategy is 6; it must be one of "),
+        (
+            {"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": True}},
+            "yaml: deepspeed_config.zero_stage is True; it must be one of 0, 1, 2, 3",
+        ),
+        (
+            {
+                **FSDP,
+                "parallelism_config": {**parallel(cp_size=2), "parallelism_config_cp_comm_strategy": "p2p"},
+            },
+            "yaml: parallelism_config.parallelism_config_cp_comm_strategy is 'p2p'; it must be allgather or alltoall",
+        ),
         ({**FSDP, "fsdp_config": 3}, "yaml: fsdp_config is '3'; it must hold named fields, such as fsdp_reshard_"),
         (
             {"distributed_type": "DEEPSPEED", "deepspeed_config": {"deepspeed_config_file": "zero3.json"}},

@@ -391,3 +391,71 @@ def test_megatron_pads_a_vocabulary_as_the_plan_does(vocab_size: int, tp: int, w
     assert f"    --vocab-size {vocab_size}{rest}\n" in text
     rows = (written or 128) * tp
     assert -(-vocab_size // rows) * rows == -(-vocab_size // tp) * tp
+
+
+def of_70b(**parts: Mapping[str, Any]) -> Plan:
+    """llama3-70b in eight stages with other fields of its model, training or strategy; nothing prices it."""
+    plan = plan_70b()
+    return replace(
+        plan, **{part: replace(getattr(plan, part), **fields) for part, fields in parts.items()}, operators={}
+    )
+
+
+UNEQUAL = {"strategy": {"recompute": (*("full",) * 7, "none")}}
+AS_FULL = "recompute=full*7,none*1: written as full, which fits wherever the plan does"
+ROUNDED = {"training": {"precision": PRECISIONS["bf16_sr"]}}
+
+
+@pytest.mark.parametrize(
+    ("form", "changes", "told"),
+    [
+        *((form, UNEQUAL, AS_FULL) for form in ("megatron", "torchtitan", "nxdt")),
+        ("megatron", ROUNDED, "precision=bf16_sr: written as --bf16, which keeps FP32 master weights and rounds to "),
+        ("torchtitan", ROUNDED, "precision=bf16_sr: torchtitan keeps FP32 parameters and has no stochastic rounding"),
+        (
+            "megatron",
+            {"training": {"precision": PRECISIONS["cfp8"]}},
+            "precision=cfp8: Megatron has no such recipe; written as --bf16",
+        ),
+        (
+            "megatron",
+            {"training": {"precision": PRECISIONS["fp8"], "unquantized": ("mlp",)}},
+            "keep_bf16=mlp: Megatron keeps whole blocks in bf16 alone",
+        ),
+        (
+            "megatron",
+            {"model": {"attention_bias": True}},
+            "attention_bias: Megatron has biases everywhere, or of q, k and v alone (--add-qkv-bias)",
+        ),
+        (
+            "megatron",
+            {"model": {"model_type": "gpt_neox", "hidden_act": "gelu", "use_parallel_residual": True}},
+            "use_parallel_residual: Megatron runs the MLP after attention",
+        ),
+    ],
+)
+def test_what_other_words_say_otherwise_is_told(form: str, changes: dict[str, Any], told: str) -> None:
+    assert sum(one.startswith(told) for one in export(of_70b(**changes), form).left_out) == 1
+    assert not any(one.startswith(told) for one in export(of_70b(), form).left_out)
+
+
+def test_megatron_puts_experts_inside_the_pipeline() -> None:
+    plan = mixture_plan("mixtral-8x22b")
+    told = "axis_order=dp-pp-cp-tp with ep=8: Megatron puts experts inside the pipeline"
+    outside = replace(plan, strategy=replace(plan.strategy, axis_order=("dp", "pp", "cp", "tp")))
+    assert told in export(outside, "megatron").left_out
+    assert told not in export(replace(outside, strategy=replace(outside.strategy, ep=1)), "megatron").left_out
+
+
+@pytest.mark.parametrize(("zero", "dp", "is_told"), [(0, 2, True), (1, 2, False), (0, 1, False)])
+def test_nxd_sums_gradients_of_different_shards_without_zero(zero: int, dp: int, is_told: bool) -> None:
+    """A group of 32 ranks is folded over half of the 16 chips of a trn2.48xlarge."""
+    cut: dict[str, Any] = {"pp": 2 // dp, "stage_layers": (40 * dp,) * (2 // dp)}
+    plan = changed(plan_70b(), "trn2.48xlarge", 1, dp=dp, zero=zero, **cut)
+    told = "zero1=false with tp=32: NxD sums gradients of different shards; use zero1=true"
+    assert (told in export(plan, "nxdt").left_out) == is_told
+
+
+def test_forms_that_a_plan_does_not_have() -> None:
+    with pytest.raises(AutoshardError, match=r"^form=yaml is not one of: nxdt, torchtitan, torchtitan-toml, megatron$"):
+        export(plan_70b(), "yaml")

@@ -171,6 +171,10 @@ def test_families_have_what_transformers_gives_them() -> None:
     mixtral = read(with_model(model_type="mixtral", vocab_size=32000, rope_theta=1e6, **experts))
     assert mixtral.problem.model.name == "mixtral-8x7b"
     assert "model.moe_load_balancing=sinkhorn is priced as a top-k router" in mixtral.warnings
+    again = {**experts, "model_type": "mixtral", "vocab_size": 32000, "rope_theta": 1e6, "fp8": True}
+    told = "model.activation_checkpointing: attention and experts run again there, and whole blocks in the price"
+    notes = [read(with_model(**again, activation_checkpointing=one)).notes for one in (True, False)]
+    assert [told in one for one in notes] == [True, False]
 
 
 def test_a_mixture_is_found_by_its_blocks_without_experts() -> None:

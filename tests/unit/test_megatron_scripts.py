@@ -10,6 +10,7 @@ from autoshard.errors import AutoshardError
 from autoshard.interop.read_layout import read_written_layout
 from autoshard.interop.written_layout import WrittenLayout
 from autoshard.planner.written import Written, read_written
+from autoshard.spec.prediction import MultiTokenPrediction
 from tests.unit.megatron_flags import DROPS_NOTHING
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
@@ -239,6 +240,42 @@ def test_fully_sharded(flags: str, zero: int) -> None:
         "core_v0.18.0 it was no_shard"
     )
     assert found.notes == ((told,) if flags == "--use-megatron-fsdp" else ())
+
+
+def test_a_strategy_of_sharding_that_nobody_knows() -> None:
+    with pytest.raises(AutoshardError) as error:
+        script("--use-megatron-fsdp --data-parallel-sharding-strategy all --bf16")
+    assert str(error.value) == (
+        "train.sh: --data-parallel-sharding-strategy is 'all'; known: no_shard, optim, optim_grads, optim_grads_params"
+    )
+
+
+def test_experts_with_data_parallelism_outermost() -> None:
+    flags = "--use-tp-pp-dp-mapping --num-experts 8 --bf16 --expert-model-parallel-size"
+    told = "--use-tp-pp-dp-mapping: experts are inside the pipeline there; priced outside, with the rest of dp"
+    assert [told in script(f"{flags} {ranks}").notes for ranks in (2, 1)] == [True, False]
+
+
+def test_the_prediction_module_and_the_weight_of_its_loss() -> None:
+    """Megatron's weight is 0.1 without a flag, DeepSeek-V3's own 0.3 in its first phase."""
+    flags = "--tensor-model-parallel-size 8 --mtp-num-layers"
+    given = {"model": "deepseek-v3", "nodes": 64}
+    modules = [
+        written(f"{flags} {said}", **given).problem.model.multi_token_prediction
+        for said in ("1", "1 --mtp-loss-scaling-factor 0.3", "0 --mtp-loss-scaling-factor 0.3")
+    ]
+    assert modules == [MultiTokenPrediction(1, 0.1), MultiTokenPrediction(1, 0.3), None]
+
+
+@pytest.mark.parametrize(("terms", "is_read"), [(99, True), (100, False)])
+def test_a_sum_too_long_to_be_meant_is_no_number(terms: int, is_read: bool) -> None:
+    """Without spaces 199 characters are read, and 201 are not."""
+    text = f"--tensor-model-parallel-size $((1{' + 1' * terms}))"
+    if is_read:
+        assert script(text).options["tp"] == 1 + terms
+        return
+    with pytest.raises(AutoshardError, match="--tensor-model-parallel-size is '"):
+        script(text)
 
 
 def test_a_padded_vocabulary_is_the_models_where_no_other_is_said() -> None:

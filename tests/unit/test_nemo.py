@@ -12,6 +12,7 @@ import yaml
 from autoshard.cli import main
 from autoshard.errors import AutoshardError
 from autoshard.interop.read_layout import read_written_layout
+from autoshard.interop.yaml_values import Values
 from autoshard.planner.written import Written, read_written
 from tests.unit.megatron_flags import DROPS_NOTHING
 
@@ -234,6 +235,23 @@ def test_numbers_are_computed_as_hydra_does() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("${divide_floor:7, 2}", 3),
+        ("${divide_floor:-7, 2}", -4),
+        ("${divide_ceil:7, 2}", 4),
+        ("${divide_ceil:-7, 2}", -3),
+        ("${sum:1.5, 2}", 3.5),
+        ("${multiply:${b}, 2}", 6),
+        *((text, text) for text in ("${divide_floor:7, 0}", "${sum:1}", "${sum:1, true}", "${sum:1, ${c}}")),
+        *((text, text) for text in ("${sum:1, 2, 3}", "${multiply:1000000000001, 1}", "${sum:1, word}")),
+    ],
+)
+def test_what_is_no_sum_of_two_numbers_stays_a_text(text: str, value: object) -> None:
+    assert Values({"a": text, "b": 3}).get("a") == value
+
+
+@pytest.mark.parametrize(
     ("changes", "warning"),
     [
         (
@@ -387,6 +405,38 @@ def test_errors_outside_of_the_model(section: str, changes: dict[str, Any], text
     with pytest.raises(AutoshardError) as error:
         read({**LLAMA_70B, section: {**LLAMA_70B[section], **changes}})
     assert str(error.value) == f"conf.yaml: {section}.{next(iter(changes))}{text}"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"headscale": True}, "model.headscale=True"),
+        ({"attention_type": "multiquery"}, "model.attention_type='multiquery'"),
+        ({"apply_embedding_scaling": True}, "model.apply_embedding_scaling=True"),
+        ({"mcore_customization_config": {"own": 1}}, "model.mcore_customization_config.'own'"),
+        ({"headscale": False, "attention_type": "multihead", "mcore_customization_config": {"own": 0}}, ""),
+        ({"mcore_customization_config": {"new_decoder_architecture": True, "parallel_attention": True}}, ""),
+    ],
+)
+def test_fields_of_other_graphs(changes: dict[str, Any], said: str) -> None:
+    data = with_model(**changes)
+    if not said:
+        assert read(data).problem.model.name == "llama2-70b"
+        return
+    with pytest.raises(AutoshardError) as error:
+        read(data)
+    assert str(error.value).startswith(f"conf.yaml has {said}, and no model is made of sizes with it; ")
+
+
+def test_words_on_heads_and_norms() -> None:
+    Path("conf.yaml").write_text(
+        yaml.safe_dump(with_model(qkv_bias=True, qk_layernorm=True, normalization="layernorm1p"))
+    )
+    said = read_written_layout("conf.yaml").model.said
+    assert said["bias"] == ("model.qkv_bias", "qkv")
+    assert said["normalizes_heads"] == ("model.qk_layernorm", True)
+    assert said["normalization"] == ("model.normalization", "layernorm")
+    assert said["has_unit_offset"] == ("model.layernorm_zero_centered_gamma", True)
 
 
 def test_another_block_needs_the_name_of_its_model() -> None:

@@ -345,6 +345,19 @@ def test_pipeline_cuts_name_the_last_block_of_a_stage() -> None:
     assert read_written_layout("c.yaml").fields["stage_layers"] == (19, 21, 21, 19)
 
 
+def test_without_cuts_the_last_stages_have_a_block_more() -> None:
+    """A pp of 8 cuts 83 blocks into 10 each, and 3 are left."""
+    Path("c.yaml").write_text(NXDT.replace("num_layers: 80", "num_layers: 83"))
+    assert read_written_layout("c.yaml").fields["stage_layers"] == (10, 10, 10, 10, 10, 11, 11, 11)
+
+
+def test_a_precision_of_its_own_is_told() -> None:
+    Path("c.yaml").write_text(NXDT.replace("type: mixed_precision", "type: manual"))
+    found = read_written_layout("c.yaml")
+    assert found.options["precision"] == "mixed_precision"
+    assert "precision.type=manual is priced as mixed_precision" in found.notes
+
+
 def layout(text: str, name: str = "l.yaml") -> WrittenLayout:
     return read_written_layout(written(name, text))
 
@@ -377,6 +390,21 @@ def layout(text: str, name: str = "l.yaml") -> WrittenLayout:
             "l.yaml",
             NXDT.replace("granularity: selective", "granularity: some"),
             "l.yaml: model.activations_checkpoint_granularity is 'some'; it must be full or selective",
+        ),
+        (
+            "l.yaml",
+            NXDT.replace("precision:", "  pipeline_cuts: [model.layers.18, model.norm]\nprecision:"),
+            "l.yaml: model.pipeline_cuts has 'model.norm', which names no block",
+        ),
+        (
+            "l.yaml",
+            NXDT.replace("precision:", "  pipeline_cuts: [model.layers.18, model.layers.9]\nprecision:"),
+            "l.yaml: model.pipeline_cuts=[18, 9] must rise and stay below 80",
+        ),
+        (
+            "l.yaml",
+            NXDT.replace("precision:", "  pipeline_cuts: model.layers.9\nprecision:").replace("num_layers: 80", ""),
+            "l.yaml: model.pipeline_cuts needs model.num_layers",
         ),
     ],
 )
@@ -489,6 +517,29 @@ def test_what_matters_and_has_no_price_is_warned_of(change: dict[str, Any], warn
 
 
 @pytest.mark.parametrize(
+    ("section", "change", "warning"),
+    [
+        (
+            "distributed_strategy",
+            {"token_shuffle_group_size": 4},
+            "distributed_strategy.token_shuffle_group_size=4: the exchange of tokens is not in the price",
+        ),
+        (
+            "precision",
+            {"type": "mixed_precision", "parallel_layers_reduce_dtype": "fp32"},
+            "precision.parallel_layers_reduce_dtype=fp32: tensor-parallel sums are priced in bf16",
+        ),
+        ("precision", {"type": "fp32", "parallel_layers_reduce_dtype": "fp32"}, None),
+    ],
+)
+def test_what_other_sections_say_and_has_no_price(section: str, change: dict[str, Any], warning: str | None) -> None:
+    data = json.loads(json.dumps(PUBLIC["hf_llama3_8B"]))
+    data[section].update(change)
+    warnings = read_written_layout(written("c.yaml", yaml.safe_dump(data))).warnings
+    assert warnings == (() if warning is None else (warning,))
+
+
+@pytest.mark.parametrize(
     ("copies", "fused", "warnings"),
     [
         (4, True, ()),  # 8 key-value heads fill tp=32
@@ -544,6 +595,11 @@ def test_copies_of_key_value_heads_are_compared(copies: int, fused: bool, warnin
         ),
         ("c.sh", "--num-experts 8 --tensor-model-parallel-size 1", [DROPLESS_WARNING]),
         (
+            "i.sh",
+            "--num-experts 8 --moe-expert-capacity-factor 1 --moe-router-load-balancing-type sinkhorn",
+            ["--moe-router-load-balancing-type sinkhorn is priced as a top-k router"],
+        ),
+        (
             "d.sh",
             "--num-experts 8 --moe-expert-capacity-factor 1 --expert-tensor-parallel-size 2",
             ["--expert-tensor-parallel-size 2: experts are priced with tp=1, as the rest"],
@@ -560,6 +616,21 @@ def test_copies_of_key_value_heads_are_compared(copies: int, fused: bool, warnin
             "b.toml",
             '[training]\nmixed_precision_param = "float16"\n' + KEEPS_ALL,
             ["training.mixed_precision_param='float16' is priced as bfloat16"],
+        ),
+        (
+            "d.toml",
+            '[optimizer]\nname = "Muon"\n' + KEEPS_ALL,
+            ["optimizer.name=Muon is priced as AdamW, with two moments"],
+        ),
+        (
+            "e.toml",
+            "[training]\nenable_cpu_offload = true\n" + KEEPS_ALL,
+            ["training.enable_cpu_offload: copies to and from the host are not in the price"],
+        ),
+        (
+            "f.toml",
+            "[lora]\nrank = 8\n" + KEEPS_ALL,
+            ["[lora]: priced as training of all weights; LoRA freezes most of them"],
         ),
     ],
 )
