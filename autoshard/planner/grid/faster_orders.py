@@ -8,20 +8,13 @@ from itertools import islice
 import numpy as np
 
 from autoshard.backends.rules import Draft, Problem
-from autoshard.cost.passes import unit_work_s
-from autoshard.cost.step import accumulation_s_per_parameter
-from autoshard.cost.zero_sharding import State
 from autoshard.graph.recompute import NO_RECOMPUTE
 from autoshard.planner.axis_orders import Order, other_orders
-from autoshard.planner.grid.arrays import Array
-from autoshard.planner.grid.bounds import after_at_least_s
-from autoshard.planner.grid.kind_choices import kinds_at_least_s
 from autoshard.planner.grid.mesh_bounds import layout_bounds
 from autoshard.planner.grid.promises import may_fit, promising
 from autoshard.planner.grid.table import Table
-from autoshard.planner.grid.unit_costs import PartColumns, mean_columns
+from autoshard.planner.grid.unit_costs import mean_columns
 from autoshard.planner.grid.whole import Whole
-from autoshard.planner.grid.work_bounds import by_work_at_least_s
 from autoshard.planner.layouts import MeshDrafts, Scheduled, by_way, together
 from autoshard.planner.sets import recompute_sets
 from autoshard.plans.search_result import Pins
@@ -98,24 +91,3 @@ def _in_other_orders(problem: Problem, pins: Pins, ways: Sequence[MeshDrafts]) -
             known[degrees] = other_orders(problem, pins, one.way)
         found += [one._replace(way=one.way._replace(axis_order=order)) for order in known[degrees]]
     return found
-
-
-def in_this_order_at_least_s(whole: Whole) -> Array:
-    """Seconds of a step, by draft, in the order of axes that it has. whole: its first recompute set is `none`."""
-    drafts = np.arange(len(whole.drafts.drafts))
-    if whole.has_kinds:
-        return kinds_at_least_s(whole, drafts)
-    *parts, state = whole.parts_of(drafts, np.zeros_like(drafts))
-    after_s = after_at_least_s(whole.fewest_blocks, whole.states, whole.state)
-    return _at_least_s(whole, parts, state, after_s)
-
-
-def _at_least_s(whole: Whole, parts: Sequence[PartColumns], state: State, after_s: Array) -> Array:
-    """Seconds of a step, by draft, that no cut and no recompute sets take less than.
-
-    parts: of one microbatch, nothing recomputed: of a block and of the ends. after_s: once a step, behind the pipeline.
-    """
-    per_parameter = accumulation_s_per_parameter(whole.problem.training.precision, whole.problem.cluster.device)
-    block_s, *ends_s = (unit_work_s(part, unit, per_parameter) for part, unit in zip(parts, state[:3], strict=True))
-    forward_s, ends = parts[0].forward_s, (ends_s[0], ends_s[1])
-    return by_work_at_least_s(whole.problem, whole.family, whole.count, block_s, ends, forward_s=forward_s) + after_s

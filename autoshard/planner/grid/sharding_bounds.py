@@ -19,19 +19,20 @@ from autoshard.backends.rules import Draft, Problem
 from autoshard.cost.backward_release import NO_MOMENT, Moment, Moments
 from autoshard.cost.collectives import CollectiveLaw
 from autoshard.cost.local_shape import LocalShape, local_shape
+from autoshard.cost.passes import unit_work_s
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.cost.zero_sharding import Contents, ModelContents, State, Travelling, Unit
 from autoshard.graph.recompute import NO_RECOMPUTE
 from autoshard.layout.mesh import Mesh
 from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.bounds import after_at_least_s, busiest_rank_at_least_s, work_at_most_s
-from autoshard.planner.grid.faster_orders import in_this_order_at_least_s
 from autoshard.planner.grid.interleaved_bounds import MixedLeast
 from autoshard.planner.grid.promises import free_cut_promises, interleaved_promises
 from autoshard.planner.grid.ranks import RankState
 from autoshard.planner.grid.table import Table
 from autoshard.planner.grid.unit_costs import PARTS, PartColumns, StageColumns, as_columns, part_numbers, unit_programs
 from autoshard.planner.grid.whole import Whole
+from autoshard.planner.grid.work_bounds import by_work_at_least_s
 
 ROUNDING = 1e-4
 """Share by which HiGHS may be off: it ends with tolerances of its own."""
@@ -260,9 +261,21 @@ def _below(wholes: Iterable[Whole], known_s: float) -> Iterator[Whole]:
         if whole.sets[0] != NO_RECOMPUTE:
             yield whole
             continue
-        may = np.flatnonzero(in_this_order_at_least_s(whole) < known_s)
+        may = np.flatnonzero(any_cut_at_least_s(whole) < known_s)
         if len(may):
             yield whole.only(may)
+
+
+def any_cut_at_least_s(whole: Whole) -> Array:
+    """Seconds of a step, by draft, that no cut and no recompute sets take less than. whole: of blocks of one kind, with
+    `none` as its first recompute set."""
+    drafts = np.arange(len(whole.drafts.drafts))
+    *parts, state = whole.parts_of(drafts, np.zeros_like(drafts))
+    per_parameter = accumulation_s_per_parameter(whole.problem.training.precision, whole.problem.cluster.device)
+    block_s, *ends_s = (unit_work_s(part, unit, per_parameter) for part, unit in zip(parts, state[:3], strict=True))
+    forward_s, ends = parts[0].forward_s, (ends_s[0], ends_s[1])
+    after_s = after_at_least_s(whole.fewest_blocks, whole.states, whole.state)
+    return by_work_at_least_s(whole.problem, whole.family, whole.count, block_s, ends, forward_s=forward_s) + after_s
 
 
 def _mixed_promises(whole: Whole, limit_bytes: float, known_s: float) -> Iterator[tuple[int, int, float]]:
