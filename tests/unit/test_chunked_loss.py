@@ -20,17 +20,21 @@ from autoshard.interop.exported import common_left_out
 from autoshard.layout.strategy import Strategy
 from autoshard.models.registry import load_model
 from autoshard.models.stage import dim_sizes, stage_graph
+from autoshard.planner import loss_chunks
 from autoshard.planner.answer import answer
 from autoshard.planner.compiling import Compiling
-from autoshard.planner.loss_chunks import chunks_that_compile, smallest_useful
+from autoshard.planner.loss_chunks import chunks_that_compile, faster_in_chunks, smallest_useful
 from autoshard.planner.planning import plan_for
 from autoshard.planner.request import PlanRequest
+from autoshard.planner.search import Searched
+from autoshard.plans.search_result import Candidate
 from autoshard.precedents.graph_size import head_regions
 from autoshard.precedents.will_compile import Verdict, judge
 from autoshard.runtime.rehearse import rehearse
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.prediction import MultiTokenPrediction
 from autoshard.spec.training import TrainingSpec, load_precision
+from tests.unit.plan_examples import by_hand
 
 BF16 = load_precision("mixed_precision")
 ROWS, VOCAB, EMBED = 2 * 2048, 128_256, 4096
@@ -244,11 +248,63 @@ def test_the_fewest_chunks_are_taken_with_which_every_graph_compiles() -> None:
     assert not Compiling(found).refuses(layout(dp=64)) and Compiling(half).refuses(layout(dp=64))
 
 
+TWO = {"dp": 32, "microbatch_size": 2}
+"""Fields of a layout of which a block is refused with any chunks."""
+
+
+@pytest.mark.parametrize(
+    ("fastest", "in_chunks", "step_s", "is_taken"),
+    [
+        ({"dp": 64}, {"dp": 64}, 9.9, True),
+        ({"dp": 64}, {"dp": 64}, 10.0, False),  # no faster than the layout that compiles without
+        ({"dp": 64}, TWO, 9.9, False),  # refused with these chunks
+        ({"dp": 64}, None, 9.9, False),  # nothing was found with these chunks
+        ({"dp": 64, "tp": 64}, {"dp": 64}, 9.9, False),  # the compiler takes it, so that other reasons put it behind
+        (None, {"dp": 64}, 9.9, False),
+    ],
+)
+def test_chunks_are_taken_where_the_layout_in_them_is_faster_and_compiles(
+    fastest: dict[str, int] | None,
+    in_chunks: dict[str, int] | None,
+    step_s: float,
+    is_taken: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without chunks the plan takes 10 s; `fastest` is the layout that was passed over for it."""
+    cluster = replace(load_cluster("trn2.48xlarge", 1), stack="neuron-compiled")
+    problem = Problem(load_model("llama3-8b"), TrainingSpec(8192, 64, BF16), cluster, "torch")
+    asked = list[int]()
+
+    def result(taken: Strategy, seconds: float, passed_over: Strategy | None = None) -> Searched:
+        taking = replace(by_hand(*problem[:3], taken), step_time_s=seconds)
+        return Searched(Candidate(taken, taking), (), 1, 1, (), fastest=passed_over)
+
+    def search(chunked: Problem) -> Searched:
+        asked.append(chunked.training.loss_chunks)
+        if in_chunks is None:
+            raise AutoshardError("nothing fits")
+        return result(layout(**in_chunks), step_s)
+
+    before = result(layout(tp=64), 10.0, None if fastest is None else layout(**fastest))
+    found = faster_in_chunks(problem, before, search)
+    assert asked == ([] if fastest is None or "tp" in fastest else [2])
+    if not is_taken:
+        assert found is None
+        return
+    assert found is not None and found[0] == problem._replace(training=replace(problem.training, loss_chunks=2))
+    assert found[1].best.estimate.step_time_s == 9.9
+    whole = "of all logits at once the fastest layout that is expected to compile takes 10.0 s"
+    assert found[2] == (f"loss in 2 chunks: 9.90 s a step; {whole}",)
+    assert faster_in_chunks(problem._replace(cluster=replace(cluster, stack=None)), before, search) is None
+    monkeypatch.setattr(loss_chunks, "MOST_CHUNKS", 1)  # so that none change what is refused
+    assert faster_in_chunks(problem, before, search) is None and asked == [2]
+
+
 def test_where_a_block_is_refused_too_the_head_alone_says_how_many_chunks() -> None:
     """Two sequences a microbatch make a block's graph too large, with any chunks."""
     training = TrainingSpec(8192, 64, BF16)
     cluster = replace(load_cluster("trn2.48xlarge", 1), stack="neuron-compiled")
-    problem, two = Problem(load_model("llama3-8b"), training, cluster, "torch"), layout(dp=32, microbatch_size=2)
+    problem, two = Problem(load_model("llama3-8b"), training, cluster, "torch"), layout(**TWO)
     found = chunks_that_compile(problem, two)
     assert found is not None and Compiling(found).refuses(two)
 

@@ -11,13 +11,17 @@ from autoshard.backends.problem import Problem
 from autoshard.layout.strategy import Strategy
 from autoshard.models.registry import load_model
 from autoshard.planner.compiling import Compiling, compile_notes
+from autoshard.planner.layouts import legal_layouts
 from autoshard.planner.planning import plan_for
 from autoshard.planner.ranking import Timed
+from autoshard.planner.rejections import Tally
 from autoshard.planner.request import PlanRequest
-from autoshard.precedents.graph_size import GraphSize, Region, graph_size, regions
+from autoshard.plans.search_result import Pins
+from autoshard.precedents.graph_size import GraphSize, Region, graph_size, head_regions, regions
 from autoshard.precedents.runs import packaged
 from autoshard.precedents.will_compile import LIMIT, Verdict, judge, margin, operator_instructions, worst
 from autoshard.spec.cluster import load_cluster
+from autoshard.spec.stack import WHOLE_STAGES
 from autoshard.spec.training import TrainingSpec, load_precision
 
 LLAMA = load_model("llama3-8b")
@@ -168,6 +172,25 @@ def test_a_product_s_instructions_lie_between_the_two_public_ones() -> None:
     """The largest product that compiles has 300,000 at most, the smallest refused one 300,000 at least."""
     assert operator_instructions(2.0**19) == (37_500, 300_000)
     assert operator_instructions(2.0**22) == (300_000, 2_400_000)
+
+
+@pytest.mark.parametrize("stack", ["neuron-compiled", WHOLE_STAGES])
+def test_layouts_are_parted_as_the_graphs_of_each_are_judged(stack: str) -> None:
+    """What is known of the graphs of one size of microbatches says nothing wrong of others, nor when asked again."""
+    problem = Problem(LLAMA, TRAINING, load_cluster("trn2.48xlarge", 1).under_stack(stack), "torch")
+    graphs, found = Compiling(problem), set[bool]()
+    meshes = legal_layouts(problem, Pins(tp=4, cp=1, zero=1), Tally())
+    for mesh in (*meshes, *meshes):
+        are_refused = [
+            any(judge(one).verdict is Verdict.REFUSED for one in (*head_regions(*asked), *regions(*asked)))
+            for asked in ((*problem[:3], draft) for draft in mesh.drafts)
+        ]
+        together = [*zip(mesh.schedules, are_refused, strict=True)]
+        taken, others = graphs.parted(mesh)
+        assert taken == [schedule for schedule, is_refused in together if not is_refused]
+        assert others == [schedule for schedule, is_refused in together if is_refused]
+        found |= {*are_refused}
+    assert found == {True, False}
 
 
 def test_a_plan_names_its_largest_operator_and_the_repair() -> None:
