@@ -34,7 +34,7 @@ from autoshard.plans.validate import (
     plan_from_dict,
     read_plan_object,
 )
-from autoshard.spec.cluster import instances
+from autoshard.spec.cluster import Cluster, instances
 from autoshard.spec.training import load_precision
 
 GIVEN = ("inputs", "backend", "strategy")
@@ -102,7 +102,7 @@ def edited(before: Plan, edits: Sequence[str]) -> Edited:
         )
     if problem.cluster.stack != before.cluster.stack:
         raise AutoshardError(
-            f"--edit inputs.cluster.stack: the constants in the plan are those of {before.cluster.stack}; "
+            f"--edit inputs.cluster.stack: the constants in the plan are those of {_run_by(before.cluster)}; "
             "make a plan of another stack with autoshard plan --stack"
         )
     if problem.backend != before.backend:
@@ -121,11 +121,15 @@ def _check_constants(problem: Problem) -> None:
     cluster = problem.cluster
     takes_stack = BACKENDS[problem.backend].runs_stacks and bool(cluster.platform.stacks)
     if takes_stack != (cluster.stack is not None):
-        said = "those of compiled passes" if cluster.stack is None else f"those of {cluster.stack}"
         raise AutoshardError(
-            f"--edit backend={problem.backend}: the constants in the plan are {said}; make a plan of another backend "
-            "with autoshard plan --backend"
+            f"--edit backend={problem.backend}: the constants in the plan are those of {_run_by(cluster)}; make a plan "
+            "of another backend with autoshard plan --backend"
         )
+
+
+def _run_by(cluster: Cluster) -> str:
+    """The stack of native PyTorch whose constants a cluster has, or what it has those of without."""
+    return cluster.stack or "compiled passes"
 
 
 def made_anew(file: str | Path) -> Edited:

@@ -397,6 +397,7 @@ EDITS = {
     ),
     "inputs.cluster.instance=trn2.48xlarge": "--edit inputs.cluster.instance: the speeds in the plan are those of "
     "trn1.32xlarge; make a plan of another instance with autoshard plan --instance",
+    "inputs.cluster.nodes=0": "nodes=0 of cluster trn1.32xlarge must be a whole number from 1 to 1,000,000,000",
     "inputs.cluster.sdk=2.28": "--edit inputs.cluster.sdk=2.28: the plan has that already",
     "backend.x.y=1": "--edit backend.x.y: there is no x; a value",
     "inputs=3": "--edit inputs=3: there is more than one value; name one of: model, training, cluster, pins",

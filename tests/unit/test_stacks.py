@@ -73,6 +73,12 @@ def test_a_cluster_with_a_stack_is_planned_for_the_backend_that_runs_on_it() -> 
             f"--edit backend={other}: the constants in the plan are those of {constants}; make a plan of another "
             "backend with autoshard plan --backend"
         )
+        with pytest.raises(AutoshardError) as raised:
+            edited(plan, ["inputs.cluster.stack=neuron-eager"])
+        assert str(raised.value) == (
+            f"--edit inputs.cluster.stack: the constants in the plan are those of {constants}; make a plan of another "
+            "stack with autoshard plan --stack"
+        )
 
 
 SMALL = {"model": "llama3.2-1b", "instance": "trn2.3xlarge", "global_batch": 64}
