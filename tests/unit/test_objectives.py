@@ -13,6 +13,7 @@ from autoshard.backends.rules import Problem
 from autoshard.cli import main
 from autoshard.errors import AutoshardError, NoLayoutFits
 from autoshard.explanation.frontier_page import frontier_page, frontier_to_list
+from autoshard.planner import objectives
 from autoshard.planner.answer import Answer, answer
 from autoshard.planner.objectives import _powers_of_two, _sizes, best_answer, frontier, usd_per_billion_tokens
 from autoshard.planner.operators.combine import Combined
@@ -101,6 +102,42 @@ def test_a_larger_cluster_whose_plan_fits_as_surely_as_asked_goes_first(objectiv
     assert fits < 0.999999 < found.result.best.estimate.fits_probability
     said = "1 node would do" if objective == "nodes" else f"1 node {usd:,.2f} USD,"
     assert found.notes[-1].endswith(f"; {said} with a plan that fits with {percent(fits)} probability")
+
+
+@pytest.mark.parametrize(
+    ("doubts", "chosen", "looked_at"),
+    [
+        ({4: 0}, 4, 4),
+        ({4: 2, 5: 1, 6: 1, 7: 0}, 7, 7),
+        ({4: 2, 5: 1, 6: 1}, 5, 8),  # twice 4 nodes, and none fits as surely as is asked
+        ({4: 1, 5: 1}, 4, 8),
+    ],
+)
+def test_up_to_twice_the_nodes_are_looked_at_for_a_plan_that_fits_surely(
+    doubts: dict[int, int], chosen: int, looked_at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each node sees 1,000 tokens a second, and 4,000 are wanted. doubts: how unsurely a plan fits, 3 of the others."""
+    one, tried = answer(request()), list[int]()
+
+    def tried_fastest(asked: PlanRequest) -> Answer:
+        tried.append(asked.nodes)
+        estimate = replace(one.result.best.estimate, tokens_per_s=1000.0 * asked.nodes)
+        result = replace(one.result, best=replace(one.result.best, estimate=estimate))
+        problem = one.problem._replace(cluster=one.problem.cluster.with_nodes(asked.nodes))
+        return replace(one, problem=problem, result=result, notes=())
+
+    monkeypatch.setattr(objectives, "_least_nodes", lambda *_: 2)
+    monkeypatch.setattr(objectives, "_tried_fastest", tried_fastest)
+    monkeypatch.setattr(objectives, "unsureness", lambda found, _: doubts.get(found.problem.cluster.nodes, 3))
+    found = best_answer(request(nodes=64, objective="nodes", tokens=4000.0 * 86_400, days=1.0))
+    assert found.problem.cluster.nodes == chosen and tried == [*range(2, looked_at + 1)]
+    (note,) = (note for note in found.notes if note.startswith("objective nodes: "))
+    assert ("; 4 nodes would do with a plan that fits with " in note) == (chosen > 4)
+
+
+def test_no_money_is_compared_where_no_number_of_nodes_has_a_plan() -> None:
+    with pytest.raises(AutoshardError, match=r"^ep=8 has no experts"):
+        best_answer(request(nodes=2, objective="cost", pins={"ep": 8}))
 
 
 def test_years_have_no_exponent() -> None:
