@@ -128,6 +128,8 @@ def test_deepspeeds_configuration_in_the_file() -> None:
     assert found.warnings[0].startswith("zero_optimization.offload_param.device='cpu': priced with parameters on the")
     assert "deepspeed='zero2.json' is not here: put it beside the file" in told({**ALONE, "deepspeed": "zero2.json"})
     assert "deepspeed is 5, which is no configuration of DeepSpeed" in told({**ALONE, "deepspeed": 5})
+    for name in ("zero" * 1000, "zero\0.json"):  # of which the file system says that there can be none
+        assert " is not here: put it beside the file" in told({**ALONE, "deepspeed": name})
 
 
 @pytest.mark.parametrize(

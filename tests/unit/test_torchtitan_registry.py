@@ -7,7 +7,7 @@ import pytest
 
 from autoshard.errors import AutoshardError
 from autoshard.interop.export import export
-from autoshard.interop.torchtitan import torchtitan_layout
+from autoshard.interop.torchtitan import UNREAD, torchtitan_layout
 from autoshard.interop.torchtitan_registry import parse_registry
 from autoshard.planner.imported import plan_of
 from autoshard.planner.planning import plan_for
@@ -72,6 +72,20 @@ def test_a_function_is_read() -> None:
         },
         "activation_checkpoint": {"mode": "full"},
     }
+
+
+def test_what_a_function_within_does_is_not_what_the_function_does() -> None:
+    within = "        if c.x:\n            return c\n        n = 5\n        c.training.seq_len = n\n        c.own()\n"
+    begin, end = "    c = g()\n    n = 4096\n", "    c.training.seq_len = n\n    c.build()\n    return c"
+
+    def read(line: str) -> dict[str, dict[str, object]]:
+        return parse_registry(f"def f() -> Trainer.Config:\n{begin}    {line}\n{within}{end}", "r.py", "f")
+
+    found = read("def later(c):")
+    assert found["training"] == {"seq_len": 4096}
+    assert [*found[UNREAD]] == ["g()", "c.build()"]
+    with pytest.raises(AutoshardError, match=r"^r.py: line 4 of f returns on a condition, which cannot be read; "):
+        read("if c.y:")
 
 
 def test_a_function_on_top_of_another_one() -> None:
