@@ -136,9 +136,10 @@ def test_no_way_through_a_rank_is_longer_than_the_step(seed: int) -> None:
             assert way_s + two.after_s[0] <= step_s * (1 + ROUNDING)
 
 
-@pytest.mark.parametrize("seed", range(INSTANCES))
+@pytest.mark.parametrize("seed", [*range(INSTANCES), 42, 197])
 def test_sets_that_fit_are_among_those_that_there_may_be_room_for(seed: int) -> None:
-    """Fails where the gradients that one backward hands over are counted for both chunks."""
+    """Fails where the gradients that one backward hands over are counted for both chunks, and, of the last two seeds,
+    where what the first block runs again more than others counts for a block of another kind or on another chunk."""
     problem, draft = random_layout(seed, ("interleaved",))
     (priced,) = table_of(problem, draft, by_stage=True).price()
     limit = limit_of(priced, seed)

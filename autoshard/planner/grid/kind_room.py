@@ -147,6 +147,8 @@ class Blocks:
         of_one_chunk = self.vpp == 1  # of several the head's may have no such block
         found = []
         for kind, block in zip(whole.problem.blocks.kinds, blocks, strict=True):
+            if kind or not of_one_chunk:  # what the first block runs again more than others, no other one does
+                ends = tuple(end._replace(part=end.part.without_replay()) for end in ends)
             of_rank = rank_rows(whole.family, holds, places, rank, block, ends if at_ends else (), hidden_bytes)
             kinds = ((LastBlock(block, opens=of_one_chunk),),)
             of_rank = of_rank._replace(block=block._replace(kept_bytes=many), kinds=kinds)

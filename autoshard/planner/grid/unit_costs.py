@@ -65,6 +65,11 @@ class PartColumns(NamedTuple):
         """These rows alone, in their order."""
         return PartColumns(*(column[rows] for column in self))
 
+    def without_replay(self) -> PartColumns:
+        """The same of which nothing runs again."""
+        none = np.zeros_like(self.replay_bytes)
+        return self._replace(replay_bytes=none, segment_bytes=none, again_bytes=none)
+
     def of_stages(self, stages: Sequence[int | slice]) -> list[PartColumns]:
         """The columns of some stages, where they are (stage, row): an entry for each; of all together where they
         are (row,)."""
