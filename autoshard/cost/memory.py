@@ -8,19 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import reduce
+from itertools import chain
 from math import inf
 from typing import Any, NamedTuple
 
-from autoshard.cost.rank import End, LastBlock, Rank, rank_of
+from autoshard.cost.rank import Around, End, LastBlock, Rank, rank_of
 from autoshard.cost.rank_load import RankLoad
 from autoshard.cost.stacks import COMPILED, Software
 from autoshard.cost.travelling_bytes import (
     SUMMED_GRADIENTS,
-    Ahead,
     Ends,
     Loss,
     Sizes,
     block_bytes,
+    gathered_ahead,
     in_work_bytes,
     loss_work_bytes,
 )
@@ -306,15 +307,14 @@ def _travelling_bytes(
         loss = Loss(_of_ends(rank, "working_bytes"), *beside, kept_by_loss, _left_of_head(rank, head))
     sizes = Sizes(parameter, state.gathers * parameter, reduced)
     kinds = state.turns or [(True, state.block.travelling.turns)]
+    all_turns = [turns for _, turns in kinds]
     of_head = where(ends.between > 0, ends.between, ends.last)
     of_blocks = opening = closing = 0.0
     for place, ((there, turns), works, chunks) in enumerate(zip(kinds, backwards, rank.kinds, strict=True)):
-        last, before = chunks[0], chunks[0].opens * of_head * (1 + 1 / state.owners)
-        if last.behind:
-            leaving = (where(count > 0, kinds[kind][1].last_on_its_way, 0.0) for kind, _, count in last.behind)
-            before = before + reduce(largest, leaving)
-        blocks = (rank.most_blocks if last.blocks is None else last.blocks) - last.num_behind
-        in_front = [(place, blocks - 1)] if last.in_front is None else last.in_front
+        last, arounds = chunks[0], chunks[0].around or [Around([rank.most_blocks - 1], [0])]
+        of_behind = [zip(all_turns, one.behind, strict=True) for one in arounds]
+        leaving = (where(count > 0, of.last_on_its_way, 0.0) for of, count in chain(*of_behind) if anywhere(count))
+        before = reduce(largest, leaving, last.opens * of_head * (1 + 1 / state.owners))
         behind = reduce(smallest, (_given_back(rank, one.part, one.part.kept_bytes) for one in chunks))
         kept_bytes = reduce(largest, (where(one.there, one.part.kept_bytes, 0.0) for one in chunks))
         segment_bytes = reduce(largest, (where(one.there, one.part.segment_bytes, 0.0) for one in chunks))
@@ -322,30 +322,16 @@ def _travelling_bytes(
             turns.run_again(segment_bytes > 0, kept_bytes <= rank.hidden_bytes),
             [work + turns.copies_bytes for work in _works(works, turns, rank.hidden_bytes)],
             before,
-            _ahead([of_kind for _, of_kind in kinds], place, in_front),
+            gathered_ahead(all_turns, place, [one.in_front for one in arounds]),
             sizes,
             rank.hidden_bytes,
             largest(0.0, behind),
         )
-        runs = there & (blocks > 0)
+        runs = there & (reduce(largest, (one.in_front[place] for one in arounds)) >= 0)
         of_blocks = largest(of_blocks, where(runs, needed, 0.0))
         opening = largest(opening, where(runs & last.opens, turns.larger, 0.0))
         closing = largest(closing, where(runs, turns.last_on_its_way, 0.0))
     return in_work_bytes(of_blocks, ends, sizes, state.owners, loss, gone_bytes, opening, closing)
-
-
-def _ahead(kinds: Sequence[Turns], own: int, in_front: Sequence[tuple[int, Number]]) -> Ahead:
-    """The elements that are gathered for a block in front while one of a kind runs backward: of its own kind where
-    there is one, as kinds mostly come in runs, else of the largest other one.
-
-    kinds: the turns of all kinds. own: place of that kind. in_front: as in LastBlock.
-    """
-    of_own = sum(count for kind, count in in_front if kind == own)
-    other = reduce(
-        largest, (where(count > 0, kinds[kind].asked_first, 0.0) for kind, count in in_front if kind != own), 0.0
-    )
-    asked = kinds[own].asked_first
-    return Ahead(where(of_own > 0, asked, other), where(of_own > 1, asked, other), (of_own > 0) * 1.0)
 
 
 def _works(backwards: Sequence[Backward], turns: Turns, hidden_bytes: Number) -> list[Number]:
@@ -546,7 +532,7 @@ def _backwards(rank: Rank, software: Software, state: State, parameter_bytes: in
 
     def backward(last: LastBlock, kind: int) -> Backward:
         part, given_back, working = last.part, 0.0, last.part.working_bytes
-        for _, block, count in last.behind:
+        for block, count in last.behind:
             given_back = given_back + count * _given_back(rank, block, _kept_by(rank, block, software))
         runs_again = part.segment_bytes, part.again_bytes, part.replay_bytes
         at_work, later = gradients[kind]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 from autoshard.cost.rank_load import RankLoad
@@ -30,25 +30,26 @@ class End(NamedTuple):
         return 0 if self.has_table else -1
 
 
+class Around(NamedTuple):
+    """Blocks around the last one of a kind on a chunk, by kind in the order of Rank.kinds: how many are in front of it,
+    -1 of its own kind where the chunk has no such block; how many are behind it, which have run backward by then."""
+
+    in_front: Sequence[Number]
+    behind: Sequence[Number]
+
+
 class LastBlock(NamedTuple):
     """The last block of one kind on a chunk: of its kind the first one to run backward. part: its bytes. there: whether
-    the chunk has such a block. behind: (place of the kind in Rank.kinds, block, how many) of those behind it, which
-    have run backward by then. blocks: of all kinds on the chunk, of several such chunks on the one with the most; None:
-    as many as on any chunk of the rank. in_front: (place of the kind, how many) of those in front of it; None: all of
-    its kind. opens: whether the head, on its rank, is behind it and no block of another kind; with several chunks,
-    whether the last one has such a block."""
+    the chunk has such a block. behind: (block, how many) of each other kind behind it, which have given back what they
+    kept; none with several chunks, see Rank. around: of each chunk that may have such a block; None: as many of its
+    kind as the largest chunk has blocks, none of others. opens: whether the head, on its rank, is behind it and no
+    block of another kind."""
 
     part: Any
     there: Any = True
-    behind: Sequence[tuple[int, Any, Number]] = ()
-    blocks: Number | None = None
-    in_front: Sequence[tuple[int, Number]] | None = None
+    behind: Sequence[tuple[Any, Number]] = ()
+    around: Sequence[Around] | None = None
     opens: Any = True
-
-    @property
-    def num_behind(self) -> Number:
-        """How many blocks are behind it."""
-        return sum(count for *_, count in self.behind)
 
 
 class Rank(NamedTuple):
@@ -156,26 +157,48 @@ def rank_of(load: RankLoad, state: State) -> Rank:
 
 def _last_blocks(load: RankLoad) -> tuple[tuple[LastBlock, ...], ...]:
     """Rank.kinds of one layout."""
-    found: dict[int, dict[int, LastBlock]] = {kind: {} for kind in load.block_kinds}
-    places = {kind: place for place, kind in enumerate(found)}
-    most = {
-        kind: max((chunk.count for chunk, count in zip(load.chunks, counts, strict=True) if count), default=0)
-        for kind, counts in load.kind_counts.items()
-    }
-    for stage in load.stages:
-        behind = dict(stage.behind) if len(load.stages) == 1 else {}
-        counts = [count for _, count in stage.kinds]
-        for kind, part in stage.blocks.items():
-            of_kinds = dict(behind.get(kind, ()))
-            others = tuple((places[other], stage.blocks[other], count) for other, count in of_kinds.items())
-            opens = not others if len(load.stages) == 1 else load.kind_counts[kind][-1] > 0
-            ahead = in_front(counts, places[kind], [of_kinds.get(other, 0) for other in places]) if behind else None
-            found[kind][id(part)] = LastBlock(part, True, others, most[kind], ahead, opens)
-    return tuple(tuple(of_kind.values()) for of_kind in found.values())
+    kinds, of_chunks = [*load.kind_counts], [*zip(*load.kind_counts.values(), strict=True)]
+    one, in_order = len(of_chunks) == 1, load.stages[0].in_order
+
+    def of_kind(own: int, kind: int) -> tuple[LastBlock, ...]:
+        behind: list[tuple[Any, int]] = []
+        arounds = [any_around(own, kinds, counts, in_order) for counts in of_chunks]
+        opens = may_open(own, kinds, of_chunks[-1], in_order)
+        if one:
+            (stage,) = load.stages
+            known = dict(dict(stage.behind).get(kind, ()))
+            behind = [(stage.blocks[other], count) for other, count in known.items()]
+            arounds, opens = [around(own, of_chunks[0], [known.get(other, 0) for other in kinds])], not behind
+        parts = {id(stage.blocks[kind]): stage.blocks[kind] for stage in load.stages if kind in stage.blocks}
+        return tuple(LastBlock(part, True, behind, arounds, opens) for part in parts.values())
+
+    return tuple(of_kind(*one) for one in enumerate(kinds))
 
 
-def in_front(counts: Sequence[Number], own: int, behind: Sequence[Number]) -> list[tuple[int, Number]]:
-    """LastBlock.in_front of the last block of a kind. own: the place of that. counts: of all blocks by kind; behind: of
+def around(own: int, counts: Sequence[Number], behind: Sequence[Number]) -> Around:
+    """The blocks around the last one of a kind. own: the place of that kind. counts: of all blocks by kind; behind: of
     those behind it."""
-    both = enumerate(zip(counts, behind, strict=True))
-    return [(kind, count - of_behind - (kind == own)) for kind, (count, of_behind) in both]
+    in_front = [count - of_behind for count, of_behind in zip(counts, behind, strict=True)]
+    in_front[own] = in_front[own] - 1
+    return Around(in_front, behind)
+
+
+def any_around(own: int, kinds: Sequence[int], counts: Sequence[Number], in_order: Set[tuple[int, int]]) -> Around:
+    """The blocks that may be around the last one of a kind on a chunk, of which it is known how many blocks it has of
+    each kind, but not in which order: all that are so anywhere in the model. own: the place of that kind. kinds: of the
+    model; counts: how many blocks of the chunk are of each. in_order: as Blocks has it."""
+    there = counts[own] > 0
+
+    def some(orders: Iterable[tuple[int, int]]) -> list[Number]:
+        return [there * count if order in in_order else 0 for count, order in zip(counts, orders, strict=True)]
+
+    in_front, behind = some((kind, kinds[own]) for kind in kinds), some((kinds[own], kind) for kind in kinds)
+    in_front[own], behind[own] = counts[own] - 1, 0
+    return Around(in_front, behind)
+
+
+def may_open(own: int, kinds: Sequence[int], counts: Sequence[Number], in_order: Set[tuple[int, int]]) -> Any:
+    """Whether the last block of a kind may be the last one of a chunk. Arguments as of `any_around`."""
+    others = (one for one in zip(kinds, counts, strict=True) if one[0] != kinds[own])
+    only_behind = [count for kind, count in others if (kind, kinds[own]) not in in_order]
+    return (counts[own] > 0) & (sum(only_behind) == 0)

@@ -6,7 +6,7 @@ count as their mean, and as the largest of what they need at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 
@@ -36,7 +36,8 @@ class Parts:
     """The parts of a stage under one recompute set.
 
     block: one of its blocks, their mean where they are of several kinds. kinds: where the model has several, (kind, how
-    many of the stage's blocks are of it); of_kinds: a block of each of these; behind: as Blocks.kinds_behind.
+    many of the stage's blocks are of it); of_kinds: a block of each of these; behind: as Blocks.kinds_behind;
+    in_order: as Blocks has it, of the model's blocks.
     tied_ends: embedding and head on one stage, where they share their table. hidden_bytes: what goes from stage to
     stage. choice_bytes: of an indexer's choice, which goes with them. num_logits: of one microbatch on a rank with the
     head, before the loss.
@@ -52,6 +53,7 @@ class Parts:
     kinds: tuple[tuple[int, int], ...] = ()
     of_kinds: Mapping[int, Part] = field(default_factory=dict)
     behind: Behind = ()
+    in_order: Set[tuple[int, int]] = frozenset()
 
     @property
     def blocks(self) -> Mapping[int, Part]:
@@ -206,7 +208,7 @@ def strategy_parts(
             return parts
         blocks = {kind: block_part(model, training, cluster, shape, kind, recompute, software) for kind, _ in kinds}
         mean = mean_part(tuple(blocks.values()), tuple(count for _, count in kinds))
-        return replace(parts, block=mean, kinds=kinds, of_kinds=blocks, behind=behind)
+        return replace(parts, block=mean, kinds=kinds, of_kinds=blocks, behind=behind, in_order=every.in_order)
 
     if software.offloaded:
         found = {name: replace(parts, block=copied_to_host(parts.block, software)) for name, parts in found.items()}

@@ -76,6 +76,23 @@ def loss_work_bytes(logit_bytes: int) -> int:
     return logit_bytes + (PROBABILITY_BYTES if logit_bytes < PROBABILITY_BYTES else 0)
 
 
+def gathered_ahead(kinds: Sequence[Turns], own: int, in_front: Sequence[Sequence[Number]]) -> Ahead:
+    """The elements that are gathered of a block in front while one of a kind runs backward, the most of several chunks:
+    of its own kind where there is one, as kinds mostly come in runs, else of the largest other one.
+
+    kinds: the turns of all kinds. own: the place of that kind. in_front: by chunk as cost.rank.Around has it.
+    """
+    asked, found = kinds[own].asked_first, []
+    for counts in in_front:
+        other: Number = 0.0
+        for place, count in enumerate(counts):
+            if place != own and anywhere(count):
+                other = largest(other, where(count > 0, kinds[place].asked_first, 0.0))
+        of_own = counts[own]
+        found.append((where(of_own > 0, asked, other), where(of_own > 1, asked, other), (of_own > 0) * 1.0))
+    return Ahead(*(reduce(largest, numbers) for numbers in zip(*found, strict=True)))
+
+
 def block_bytes(
     block: Turns,
     works: Sequence[Number],

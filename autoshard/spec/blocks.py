@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import permutations
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,12 @@ class Blocks:
     def counts(self) -> tuple[int, ...]:
         """How many blocks are of each of the `kinds`."""
         return tuple(count for _, count in self.kind_counts(0, len(self.kind_of)))
+
+    @cached_property
+    def in_order(self) -> frozenset[tuple[int, int]]:
+        """(kind, other) of all pairs of kinds of which some block of the other one is behind some block of the kind."""
+        last = {kind: layer for layer, kind in enumerate(self.kind_of)}
+        return frozenset((kind, other) for kind, other in permutations(self.kinds, 2) if kind < last[other])
 
     def kind_counts(self, first: int, stop: int) -> tuple[tuple[int, int], ...]:
         """(kind, how many of the blocks from `first` to before `stop` are of it) of each kind among them, in the order

@@ -280,7 +280,7 @@ class TwoChunkCuts:
         blocks, *of_kinds = [one.of_stages((0, 1)) for one in (block, *kinds)]
         holds = RankHolds(*np.array(family.holds(self._m))[rank].T)
         of_rank = rank_rows(family, holds, layers[0], int(rank[0]), blocks[0], ends, hidden_bytes)
-        of_rank = of_rank._replace(kinds=last_blocks(of_kinds, np.stack(counts), None))
+        of_rank = of_rank._replace(kinds=last_blocks(problem.blocks, of_kinds, np.stack(counts), None))
         of_rank = with_unlike_chunks(of_rank, family, m, rank, layers, blocks)
         of_rank = of_rank._replace(kind_counts=dict(zip(problem.blocks.kinds, counts, strict=True)))
         state = state.of(zip(problem.blocks.kinds, (count.sum(0) for count in counts), strict=True))

@@ -300,9 +300,9 @@ class ChunkRoom:
         if group not in self._of_ends:
             of_places = [self._blocks.beside_bytes(group, place)[..., self._sets] for place in self._blocks.places]
             least = of_places[0].min((0, 2))[:, None]  # of the other stage, where this one has no blocks
-            last = np.clip(self.contents.size, 1, len(of_places)) - 1  # the place of a stage's last block
-            there = self.ranges.counts > 0
-            of_kinds = np.stack(of_places)[last].swapaxes(0, 1)  # (kind, content, draft, set)
+            counts = self.ranges.counts
+            there, last = counts > 0, np.clip(counts, 1, len(of_places)) - 1  # the place of the last block of a kind
+            of_kinds = np.stack(of_places)[last, np.arange(len(counts))[:, None]]  # (kind, content, draft, set)
             self._of_ends[group] = np.where(there[..., None, None], of_kinds, least).max(0)
         return self._of_ends[group]
 

@@ -133,9 +133,8 @@ class Blocks:
 
     def beside_bytes(self, rank: int, place: int = 1, at_ends: bool = True) -> Array:
         """Bytes that a rank with blocks needs beside their state and what they keep, at least, (kind, draft, set) of a
-        block that it has. place: of that block among those of its kind on its chunk, or with several chunks among all,
-        or behind it; behind the last of `places` all are alike. at_ends: whether an end of the model counts, which may
-        need more than the block.
+        block that it has. place: of that block among those of its kind on its chunk; behind the last of `places` all
+        are alike. at_ends: whether an end of the model counts, which may need more than the block.
 
         Why: with much kept, what travels hides best behind what backward has freed, and in front least travels.
         """

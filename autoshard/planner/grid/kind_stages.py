@@ -111,7 +111,7 @@ def stages_of(whole: Whole, drafts: Array, sets: Sequence[Sequence[int]], limit_
     recompute = np.broadcast_to(of_sets[:, None], shape).ravel()
     block, first, last, state, kinds = whole.parts_and_kinds(rows, recompute, of_kinds)
     behind = np.tile(np.repeat(found.behind, shape[2], axis=2), len(drafts))
-    lasts = last_blocks([[kind] for kind in kinds], np.stack(of_kinds)[:, None], behind)
+    lasts = last_blocks(problem.blocks, [[kind] for kind in kinds], np.stack(of_kinds)[:, None], behind)
     blocks, hidden_bytes = sum(of_kinds), whole.hidden_bytes(rows)
     accumulation_s = accumulation_s_per_parameter(problem.training.precision, device)
     passes = stage_passes(blocks, block, state.block, device, accumulation_s)

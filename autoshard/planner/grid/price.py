@@ -12,7 +12,7 @@ import numpy as np
 from autoshard.backends.rules import Problem
 from autoshard.cost.memory import rank_memory
 from autoshard.cost.passes import block_passes, end_passes, stages_work
-from autoshard.cost.rank import End, LastBlock, Rank, ends_of, in_front, model_ends
+from autoshard.cost.rank import End, LastBlock, Rank, any_around, around, ends_of, may_open, model_ends
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.cost.zero_sharding import State
 from autoshard.planner.grid.arrays import Array
@@ -33,6 +33,7 @@ from autoshard.schedules import (
     step_time_s,
 )
 from autoshard.schedules.held import RankHolds, warm_ups
+from autoshard.spec.blocks import Blocks
 
 KeptBytes = Callable[[Callable[[PartColumns], Array]], Array]
 AT_ONCE = 1 << 13
@@ -222,7 +223,7 @@ def _memory_of_kinds(problem: Problem, family: Family, layouts: Layouts) -> Arra
         blocks, *kinds = [block.of_stages(stages) for block in (layouts.block, *layouts.kinds)]
         rows = rank_rows(family, held, layers[stages[0]], begin, blocks[0], ends, layouts.hidden_bytes)
         behind = cuts.behind(every, stages[0]) if vpp == 1 else None
-        rows = rows._replace(kinds=last_blocks(kinds, of_ranks, behind))
+        rows = rows._replace(kinds=last_blocks(every, kinds, of_ranks, behind))
         if vpp > 1:
             ranks, of_chunks = np.arange(begin, end)[:, None], np.stack([layers[several] for several in stages])
             rows = with_unlike_chunks(rows, family, m, ranks, of_chunks, blocks)
@@ -240,22 +241,24 @@ def _together(holds: Sequence[RankHolds]) -> RankHolds:
 
 
 def last_blocks(
-    kinds: Sequence[Sequence[PartColumns]], counts: Array, behind: Array | None
+    every: Blocks, kinds: Sequence[Sequence[PartColumns]], counts: Array, behind: Array | None
 ) -> tuple[tuple[LastBlock, ...], ...]:
-    """Rank.kinds of many ranks. kinds: a block of each kind on each chunk, or on all of them. counts: how many there
-    are, (kind, chunk, rank). behind: with one chunk, as of `kinds_behind`, (kind, kind, rank)."""
-
-    of_chunks = counts.sum(0)
+    """Rank.kinds of many ranks. every: the model's blocks. kinds: a block of each kind on each chunk, or on all of
+    them. counts: how many there are, (kind, chunk, rank). behind: with one chunk, as of `kinds_behind`, (kind, kind,
+    rank)."""
 
     def of_kind(kind: int, there: Array) -> Iterator[LastBlock]:
         on_chunks = there if len(kinds[kind]) == len(there) else there.any(0, keepdims=True)
-        most = np.where(there, of_chunks, 0).max(0)
-        opens = counts[kind][-1] > 0 if behind is None else behind[kind].sum(0) == 0
+        others: list[tuple[PartColumns, Array]] = []
+        if behind is None:
+            of_chunks = counts.swapaxes(0, 1)
+            arounds = [any_around(kind, every.kinds, of_chunk, every.in_order) for of_chunk in of_chunks]
+            opens = may_open(kind, every.kinds, of_chunks[-1], every.in_order)
+        else:
+            arounds, opens = [around(kind, counts[:, 0], behind[kind])], behind[kind].sum(0) == 0
+            others = [(one, count) for (one,), count in zip(kinds, behind[kind], strict=True) if count.any()]
         for block, on_chunk in zip(kinds[kind], on_chunks, strict=True):
-            others = [] if behind is None else enumerate(zip(kinds, behind[kind], strict=True))
-            some_behind = [(place, one, count) for place, ((one,), count) in others if count.any()]
-            ahead = None if behind is None else in_front(counts[:, 0], kind, behind[kind])
-            yield LastBlock(block, on_chunk, some_behind, most, ahead, opens)
+            yield LastBlock(block, on_chunk, others, arounds, opens)
 
     return tuple(tuple(of_kind(kind, share > 0)) for kind, share in enumerate(shares(counts)))
 
