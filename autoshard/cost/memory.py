@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import reduce
-from itertools import chain
 from math import inf
 from typing import Any, NamedTuple
 
@@ -23,6 +22,7 @@ from autoshard.cost.travelling_bytes import (
     block_bytes,
     gathered_ahead,
     in_work_bytes,
+    leaving_before,
     loss_work_bytes,
 )
 from autoshard.cost.values import RESERVE
@@ -312,20 +312,30 @@ def _travelling_bytes(
     of_blocks = opening = closing = 0.0
     for place, ((there, turns), works, chunks) in enumerate(zip(kinds, backwards, rank.kinds, strict=True)):
         last, arounds = chunks[0], chunks[0].around or [Around([rank.most_blocks - 1], [0])]
-        of_behind = [zip(all_turns, one.behind, strict=True) for one in arounds]
-        leaving = (where(count > 0, of.last_on_its_way, 0.0) for of, count in chain(*of_behind) if anywhere(count))
-        before = reduce(largest, leaving, last.opens * of_head * (1 + 1 / state.owners))
+        on_its_way = last.opens * of_head * (1 + 1 / state.owners)
+        # of several chunks the head is on the last one, whose block in front is there meanwhile
+        cases = (
+            [(arounds, 0.0), (arounds[-1:], on_its_way)] if arounds[1:] and rank.has_loss else [(arounds, on_its_way)]
+        )
         behind = reduce(smallest, (_given_back(rank, one.part, one.part.kept_bytes) for one in chunks))
         kept_bytes = reduce(largest, (where(one.there, one.part.kept_bytes, 0.0) for one in chunks))
         segment_bytes = reduce(largest, (where(one.there, one.part.segment_bytes, 0.0) for one in chunks))
-        needed = block_bytes(
-            turns.run_again(segment_bytes > 0, kept_bytes <= rank.hidden_bytes),
-            [work + turns.copies_bytes for work in _works(works, turns, rank.hidden_bytes)],
-            before,
-            gathered_ahead(all_turns, place, [one.in_front for one in arounds]),
-            sizes,
-            rank.hidden_bytes,
-            largest(0.0, behind),
+        of_kind = turns.run_again(segment_bytes > 0, kept_bytes <= rank.hidden_bytes)
+        most_works = [work + turns.copies_bytes for work in _works(works, turns, rank.hidden_bytes)]
+        needed = reduce(
+            largest,
+            [
+                block_bytes(
+                    of_kind,
+                    most_works,
+                    largest(leaving_before(all_turns, [one.behind for one in some]), of_table),
+                    gathered_ahead(all_turns, place, [one.in_front for one in some]),
+                    sizes,
+                    rank.hidden_bytes,
+                    largest(0.0, behind),
+                )
+                for some, of_table in cases
+            ],
         )
         runs = there & (reduce(largest, (one.in_front[place] for one in arounds)) >= 0)
         of_blocks = largest(of_blocks, where(runs, needed, 0.0))

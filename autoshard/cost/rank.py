@@ -57,9 +57,9 @@ class Rank(NamedTuple):
 
     blocks: on the rank. most_blocks: of one of its chunks. only: whether it is the only rank. block: of its first
     chunk, the mean where these are of several kinds. kinds: by kind, in the order of zero_sharding.State.turns, its
-    last block on each chunk, one for chunks that are alike. With several chunks nothing is behind these: it is not
-    known which chunk runs backward when most is held. kind_counts: by kind, the blocks of each chunk; None with one
-    chunk and where blocks are alike. ends: those that it has. last_block: of its last chunk.
+    last block on each chunk, one for chunks that are alike. With several chunks nothing behind these counts as given
+    back: it is not known which chunk runs backward when most is held. kind_counts: by kind, the blocks of each chunk;
+    None with one chunk and where blocks are alike. ends: those that it has. last_block: of its last chunk.
     num_logits: as in cost.stage.Parts. kept_bytes: of all blocks when most is held, from what one block keeps; None
     where all chunks are alike. With the head, while a microbatch is held in it; kept_headless_bytes: while none is;
     None where more is never held then. kept_at_first_bytes: when a backward of its first chunk is through with the
@@ -170,7 +170,8 @@ def _last_blocks(load: RankLoad) -> tuple[tuple[LastBlock, ...], ...]:
             behind = [(stage.blocks[other], count) for other, count in known.items()]
             arounds, opens = [around(own, of_chunks[0], [known.get(other, 0) for other in kinds])], not behind
         parts = {id(stage.blocks[kind]): stage.blocks[kind] for stage in load.stages if kind in stage.blocks}
-        return tuple(LastBlock(part, True, behind, arounds, opens) for part in parts.values())
+        known_around = arounds if load.stages[0].kinds else None
+        return tuple(LastBlock(part, True, behind, known_around, opens) for part in parts.values())
 
     return tuple(of_kind(*one) for one in enumerate(kinds))
 

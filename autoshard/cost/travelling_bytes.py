@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial, reduce
+from itertools import chain
 from typing import NamedTuple
 
 from autoshard.cost.zero_sharding import Turns
@@ -91,6 +92,14 @@ def gathered_ahead(kinds: Sequence[Turns], own: int, in_front: Sequence[Sequence
         of_own = counts[own]
         found.append((where(of_own > 0, asked, other), where(of_own > 1, asked, other), (of_own > 0) * 1.0))
     return Ahead(*(reduce(largest, numbers) for numbers in zip(*found, strict=True)))
+
+
+def leaving_before(kinds: Sequence[Turns], behind: Sequence[Sequence[Number]]) -> Number:
+    """Elements on their way when the last block of a kind begins its backward, the most of several chunks: of the last
+    bucket of a block of another kind. kinds: the turns of all kinds. behind: by chunk as cost.rank.Around has it."""
+    of_chunks = chain(*(zip(kinds, counts, strict=True) for counts in behind))
+    leaving = (where(count > 0, turns.last_on_its_way, 0.0) for turns, count in of_chunks if anywhere(count))
+    return reduce(largest, leaving, 0.0)
 
 
 def block_bytes(
