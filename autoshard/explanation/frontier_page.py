@@ -10,9 +10,9 @@ from autoshard.files.codec import to_json
 from autoshard.planner.answer import Answer
 from autoshard.planner.objectives import usd_per_billion_tokens
 from autoshard.plans.names import short_name
-from autoshard.units import format_number, format_seconds
+from autoshard.units import format_number, format_seconds, percent
 
-HEADER = ("nodes", "step", "tokens/s", "of linear", "USD a billion tokens")
+HEADER = ("nodes", "step", "tokens/s", "of linear", "fits", "USD a billion tokens")
 UNSAID = (None, "megatron")
 """Choices that go without saying where all points have them."""
 
@@ -38,6 +38,7 @@ def frontier_page(points: tuple[Answer, ...], width: int, color: bool) -> str:
                 f"~{format_seconds(estimate.step_time_s)}",
                 f"~{format_number(estimate.tokens_per_s)}",
                 f"{_tokens_per_node_s(point) / _tokens_per_node_s(first):.0%}",
+                percent(estimate.fits_probability),
                 "?" if cost is None else f"~{cost:,.2f}",
                 *("-" if chosen[name] is None else str(chosen[name]) for name in columns),
                 short_name(point.result.best.strategy),
@@ -59,6 +60,7 @@ def frontier_to_list(points: tuple[Answer, ...]) -> list[dict[str, Any]]:
             **_chosen(one),
             "step_time_s": one.result.best.estimate.step_time_s,
             "tokens_per_s": one.result.best.estimate.tokens_per_s,
+            "fits_probability": one.result.best.estimate.fits_probability,
             "usd_per_billion_tokens": usd_per_billion_tokens(one),
             "strategy": to_json(one.result.best.strategy),
             "notes": list(one.given),

@@ -21,7 +21,7 @@ class Frontier(Shown):
 
     def to_list(self) -> list[dict[str, Any]]:
         """A dict for each point: nodes; precision, lnc, backend, stack and operators that were chosen; step_time_s,
-        tokens_per_s, usd_per_billion_tokens, strategy; notes, on the inputs and the backend."""
+        tokens_per_s, fits_probability, usd_per_billion_tokens, strategy; notes, on the inputs and the backend."""
         return frontier_to_list(self.points)
 
     def _page(self, width: int, color: bool) -> str:

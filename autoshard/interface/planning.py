@@ -69,8 +69,8 @@ class SearchResult(Shown):
         experts are cut as tp says), dp_replicate, num_virtual_stages, microbatch_size, num_microbatches, schedule,
         zero, sequence_parallel, attention_kernel, context_parallel, axis_order, recompute, stage_layers ("10-10-12");
         step_time_s (seconds; a lower bound where step_time_is_bound), memory_bytes (of the fullest device), fits
-        (whether the device has so much; the plan is chosen among those that do with fit_probability, as `fastest` is).
-        Raises AutoshardError for another form, and where its package is missing.
+        (whether the device has so much), fits_probability (how surely; the plan is chosen among those that do with
+        fit_probability, as `fastest` is). Raises AutoshardError for another form, and where its package is missing.
         """
         check_choice("table", "form", form, FORMS)
         assert isinstance(self.answer.result, Searched)

@@ -76,8 +76,8 @@ class SweepResult(Shown):
     places: tuple[str, ...] = ()
 
     def table(self) -> dict[str, list[Any]]:
-        """Columns: the options of the grid, then status, step_time_s, tokens_per_s, mfu, memory_bytes, layout, ...;
-        None where a point has no plan."""
+        """Columns: the options of the grid, then status, step_time_s, tokens_per_s, mfu, memory_bytes,
+        fits_probability, layout, ...; None where a point has no plan."""
         from dataclasses import asdict
 
         rows = [

@@ -9,11 +9,13 @@ import numpy as np
 
 from autoshard.backends.rules import Draft
 from autoshard.cost.estimate import Estimate
+from autoshard.cost.interval import fits_probability
 from autoshard.layout.strategy import Strategy
 from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.whole import Priced
 from autoshard.planner.priced import PricedLayouts
 from autoshard.plans.names import BY_STAGE
+from autoshard.spec.cluster import Cluster
 from autoshard.spec.training import TrainingSpec
 
 CHOICES = (
@@ -43,6 +45,7 @@ COLUMNS = (
     "step_time_is_bound",
     "memory_bytes",
     "fits",
+    "fits_probability",
 )
 
 
@@ -55,7 +58,7 @@ def priced_columns(
     beside that: other cuts and sets by stage are priced nowhere else. etp: 0 where it is not said. recompute: the set
     of all stages, or BY_STAGE. stage_layers: blocks of each virtual stage, '10-10-10-10'. step_time_s: seconds; a lower
     bound where step_time_is_bound (search simulates only those that may win). memory_bytes: of the fullest device.
-    fits: whether that is no more than the device has.
+    fits: whether that is no more than the device has. fits_probability: how surely it is.
     """
     priced.price_pairs()
     others = priced.others.chunks if priced.others else []
@@ -91,6 +94,7 @@ def estimated_columns(layouts: Mapping[Strategy, Estimate], training: TrainingSp
         "step_time_is_bound": [False for _ in layouts],
         "memory_bytes": [one.fullest.total_bytes for one in layouts.values()],
         "fits": [one.fullest.total_bytes <= one.memory_capacity_bytes for one in layouts.values()],
+        "fits_probability": [one.fits_probability for one in layouts.values()],
     }
     return {name: np.array(columns[name]) for name in COLUMNS}
 
@@ -99,7 +103,7 @@ def _columns(chunk: Priced, priced: PricedLayouts) -> dict[str, Array]:
     family, drafts = chunk.whole.family, chunk.whole.drafts
     columns = {name: np.array([getattr(draft, name) for draft in drafts.drafts])[chunk.draft] for name in CHOICES}
     orders = np.array(["-".join(draft.axis_order) for draft in drafts.drafts])
-    capacity_bytes = priced.problem.cluster.device.memory_bytes
+    cluster = priced.problem.cluster
     return {
         **columns,
         "etp": np.array([draft.etp or 0 for draft in drafts.drafts])[chunk.draft],
@@ -110,8 +114,16 @@ def _columns(chunk: Priced, priced: PricedLayouts) -> dict[str, Array]:
         "step_time_s": chunk.step_time_s,
         "step_time_is_bound": np.full(len(chunk.draft), chunk.at_least),
         "memory_bytes": chunk.memory_bytes,
-        "fits": chunk.memory_bytes <= capacity_bytes,
+        **fit_columns(chunk.memory_bytes, cluster),
     }
+
+
+def fit_columns(memory_bytes: Array, cluster: Cluster) -> dict[str, Array]:
+    """The columns that follow from the memory of the fullest device: fits and fits_probability."""
+    capacity_bytes = cluster.device.memory_bytes
+    sizes, size = np.unique(memory_bytes, return_inverse=True)
+    chances = np.array([fits_probability(needed, capacity_bytes, cluster) for needed in sizes.tolist()])
+    return {"fits": memory_bytes <= capacity_bytes, "fits_probability": chances[size]}
 
 
 def _stage_layers(chunk: Priced, pp: int, vpp: int) -> Array:

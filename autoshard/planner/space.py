@@ -22,7 +22,7 @@ from autoshard.planner.grid.table import Table
 from autoshard.planner.grid.whole import Priced
 from autoshard.planner.layouts import legal_layouts
 from autoshard.planner.priced import PricedLayouts
-from autoshard.planner.priced_columns import priced_columns
+from autoshard.planner.priced_columns import fit_columns, priced_columns
 from autoshard.planner.ranking import degrees_of
 from autoshard.planner.rejections import Tally
 from autoshard.planner.sets import recompute_sets
@@ -208,7 +208,7 @@ class Space:
             "step_time_s": np.array([self._step_time_s(layout) for layout in layouts]),
             "step_time_is_bound": np.full(len(rows), False),
             "memory_bytes": memory_bytes,
-            "fits": memory_bytes <= self.problem.cluster.device.memory_bytes,
+            **fit_columns(memory_bytes, self.problem.cluster),
         }
 
     def strategy(self, layout: int) -> Strategy:

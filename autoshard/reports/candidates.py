@@ -17,6 +17,7 @@ from autoshard.planner.search import search
 from autoshard.plans.plan import Plan
 from autoshard.plans.prices import is_cheap, unrounded
 from autoshard.plans.search_result import SearchResult
+from autoshard.units import percent
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -49,8 +50,9 @@ class Candidates:
     def packed(self) -> dict[str, Any]:
         """The columns as JSON values; words as indices into their lists."""
         found: dict[str, Any] = {name: self.columns[name].tolist() for name in NUMBERS}
-        for name in WORDS:
-            words, which = np.unique(self.columns[name], return_inverse=True)
+        chances = np.array([percent(one) for one in self.columns["fits_probability"].tolist()])
+        for name, column in {**{name: self.columns[name] for name in WORDS}, "fits_with": chances}.items():
+            words, which = np.unique(column, return_inverse=True)
             found[name] = {"words": words.tolist(), "which": which.ravel().tolist()}
         for name in ("step_time_s", "memory_bytes"):
             found[name] = [float(f"{value:.5g}") for value in self.columns[name].tolist()]

@@ -429,10 +429,10 @@
         },
         tell(mark) {
           const [s, b] = place(mark);
-          if (mark === -1) return `The plan: ${data.chosen.layout}; ${seconds(s)}, ${bytes(b)}`;
+          if (mark === -1) return `The plan: ${data.chosen.layout}; ${seconds(s)}, ${bytes(b)}, fits with ${data.chosen.fits_with} probability`;
           const words = [["tp", "tp"], ["pp", "pp"], ["dp", "dp"], ["cp", "cp"], ["ep", "ep"], ["vpp", "num_virtual_stages"], ["mbs", "microbatch_size"], ["recompute", "recompute"], ["schedule", "schedule"], ["zero", "zero"], ["context", "context_parallel"]];
           const layout = words.filter(([, name]) => ["tp", "pp", "dp", "recompute", "schedule"].includes(name) || value(name === "context_parallel" ? "cp" : name, mark) !== 1).map(([word, name]) => `${word}=${value(name, mark)}`);
-          return `${layout.join(" ")}; ${data.step_time_is_bound[mark] ? "at least " : ""}${seconds(s)}, ${bytes(b)}${data.fits[mark] ? "" : ", does not fit"}${front.has(mark) ? ", on the Pareto front" : ""}`;
+          return `${layout.join(" ")}; ${data.step_time_is_bound[mark] ? "at least " : ""}${seconds(s)}, ${bytes(b)}, ${data.fits[mark] ? `fits with ${value("fits_with", mark)} probability` : "does not fit"}${front.has(mark) ? ", on the Pareto front" : ""}`;
         },
         step(mark, key) {
           const order = [-1, ...shown], at = mark === null ? -1 : order.indexOf(mark);

@@ -55,6 +55,7 @@ def pictures(view: View) -> dict[str, Any]:
         d = view.description
         strategy = view.plan.strategy
         chosen = {"step_time_s": d.step_time_s, "memory_bytes": d.memory_bytes, "layout": d.layout}
+        chosen |= {"fits_with": percent(d.fits_probability)}
         chosen |= {"tp": strategy.tp, "pp": strategy.pp, "dp": strategy.dp, "cp": strategy.cp}
         capacity = {"capacity_bytes": d.memory_capacity_bytes}
         values["candidates"] = {**view.found.packed(), **capacity, "chosen": chosen}
@@ -370,7 +371,7 @@ def _search(view: View) -> Html:
         (
             ("at least " if columns["step_time_is_bound"][place] else "")
             + format_seconds(columns["step_time_s"][place]),
-            format_bytes(columns["memory_bytes"][place]),
+            f"{format_bytes(columns['memory_bytes'][place])}, {percent(columns['fits_probability'][place])}",
             *(
                 "" if name == "context_parallel" and columns["cp"][place] == 1 else str(columns[name][place])
                 for name in names
@@ -378,7 +379,7 @@ def _search(view: View) -> Html:
         )
         for place in front
     ]
-    header = ("step", "memory", "tp", "pp", "dp", "cp", "ep", "vpp", "mbs", "recompute", *differ)
+    header = ("step", "memory, fits", "tp", "pp", "dp", "cp", "ep", "vpp", "mbs", "recompute", *differ)
     return section(
         "All candidates",
         lead,

@@ -12,7 +12,10 @@ from autoshard.sweeps.outcome import OK, RESULTS, Outcome
 from autoshard.sweeps.plot import write_plot
 from autoshard.sweeps.run import PLOT, POINTS, TABLE, Outcomes, group_of
 
-NUMBERS = ("devices", "step_time_s", "tokens_per_s", "mfu", "memory_bytes", "measured_step_time_s", "last_loss")
+NUMBERS = (
+    *("devices", "step_time_s", "tokens_per_s", "mfu", "memory_bytes", "fits_probability"),
+    *("measured_step_time_s", "last_loss"),
+)
 """Fields of an Outcome that become curves over the points."""
 
 

@@ -47,6 +47,7 @@ class Outcome:
     usd_per_billion_tokens: float | None = None
     memory_bytes: float | None = None
     memory_capacity_bytes: float | None = None
+    fits_probability: float | None = None
     run: str = ""
     run_reason: str = ""
     run_options: str = ""
@@ -83,6 +84,7 @@ def outcome_of(plan: Plan) -> Outcome:
         usd_per_billion_tokens=plan.cluster.usd_per_billion_tokens(estimate.tokens_per_s),
         memory_bytes=estimate.fullest.total_bytes,
         memory_capacity_bytes=estimate.memory_capacity_bytes,
+        fits_probability=estimate.fits_probability,
         notes=NOTE_END.join(plan.notes),
     )
 

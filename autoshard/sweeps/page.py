@@ -9,7 +9,7 @@ from autoshard.planner.request import SEARCHED
 from autoshard.plans.names import shortened
 from autoshard.sweeps.grid import Point, Sweep, word
 from autoshard.sweeps.outcome import CHOSEN, NOTE_END, OK, Outcome
-from autoshard.units import format_bytes, format_number, format_seconds
+from autoshard.units import format_bytes, format_number, format_seconds, percent
 
 COST = "usd_per_billion_tokens"
 
@@ -24,7 +24,7 @@ def sweep_page(sweep: Sweep, outcomes: Sequence[tuple[Point, Outcome]], width: i
     names = {COST: "USD a billion tokens"}
     header = (
         *(names.get(name, name.replace("_", " ")) for name in (*sweep.grid, *chosen)),
-        *("step", "tokens/s", "MFU", "memory"),
+        *("step", "tokens/s", "MFU", "memory", "fits"),
         *(("took", "predicted", "run") if ran else ()),
         "layout",
     )
@@ -57,13 +57,14 @@ def _chosen(sweep: Sweep, outcomes: Sequence[tuple[Point, Outcome]]) -> Iterator
 def _cells(outcome: Outcome, ran: bool, chosen: tuple[str, ...]) -> tuple[str, ...]:
     step, tokens, mfu, memory = outcome.step_time_s, outcome.tokens_per_s, outcome.mfu, outcome.memory_bytes
     if step is None or tokens is None or mfu is None or memory is None:
-        return ("-",) * (len(chosen) + (7 if ran else 4)) + (f"{outcome.status}: {outcome.reason}",)
+        return ("-",) * (len(chosen) + (8 if ran else 5)) + (f"{outcome.status}: {outcome.reason}",)
     return (
         *(_choice(getattr(outcome, name)) for name in chosen),
         f"~{format_seconds(step)}",
         f"~{format_number(tokens)}",
         f"~{mfu:.1%}",
         f"~{format_bytes(memory)}",
+        "-" if outcome.fits_probability is None else percent(outcome.fits_probability),
         *(_measured(outcome) if ran else ()),
         shortened(outcome.layout or ""),
     )

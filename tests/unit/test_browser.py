@@ -315,12 +315,14 @@ def test_candidates_are_filtered(browser: Any, report: str) -> None:
     canvas.focus()
     page.keyboard.press("ArrowRight")
     assert told(page, "candidates").startswith("The plan: tp=8 pp=4")
+    assert re.search(r" GB, fits with [\d.]+ % probability$", told(page, "candidates"))
     figure = page.locator("figure:has(canvas[data-picture=candidates])")
     figure.locator("select[data-choice=recompute]").select_option("full")
     canvas.focus()
     for _ in range(3):
         page.keyboard.press("ArrowRight")
     assert "recompute=full" in told(page, "candidates")
+    assert re.search(r" GB, fits with (more than )?[\d.]+ % probability", told(page, "candidates"))
 
 
 STAIRS = """() => {

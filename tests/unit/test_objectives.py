@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -207,7 +208,7 @@ def test_the_frontier_names_layouts_in_words_that_do_not_break() -> None:
     by_stage = replace(plan_70b(), strategy=strategy(recompute=sets))
     point = answer(request(nodes=2))
     best = Candidate(by_stage.strategy, by_stage.estimate)
-    page = frontier_page((replace(point, result=replace(point.result, best=best)),), 60, False)
+    page = frontier_page((replace(point, result=replace(point.result, best=best)),), 70, False)
     assert page.splitlines()[5].strip().endswith("recompute=by-stage")
     assert "attention_norm" not in page
 
@@ -218,6 +219,10 @@ def test_frontier_only_gets_faster() -> None:
     nodes = [one.problem.cluster.nodes for one in points]
     assert steps == sorted(steps, reverse=True) and len(set(steps)) == len(steps)
     assert nodes == sorted(nodes) and set(nodes) <= {1, 2, 4, 8}
+    sure = [one["fits_probability"] for one in frontier_to_list(points)]
+    assert sure == [one.result.best.estimate.fits_probability for one in points]
+    printed = re.findall(r"\d%  +((?:more than )?[\d.]+ %)  ", frontier_page(points, 120, False))
+    assert printed == [percent(one) for one in sure]
 
 
 def pays_on_one_node(problem: Problem, pins: Pins, known_s: float, limit_bytes: float, exhaustive: bool) -> Combined:

@@ -20,6 +20,7 @@ import pytest
 import autoshard
 from autoshard import AutoshardError, NoLayoutFits
 from autoshard.cli import main
+from autoshard.cost.interval import fits_probability
 from autoshard.errors import NoneFound
 from autoshard.explanation.renderers import RENDERERS
 from autoshard.models.families import FAMILIES, Family, config_files
@@ -771,6 +772,8 @@ def test_a_cost_model_chooses_and_the_estimate_stays_ours(installed: Path) -> No
     assert plan.step_time_s == pytest.approx(scored.step_time_s, rel=1e-5)
     best = autoshard.search("llama3-8b", seq_len=2048, global_batch=64, cost_model="roofline").fastest(1)
     assert best["tp"] == plan.strategy.tp
+    needed = best["memory_bytes"][0], plan.cluster.device.memory_bytes, plan.cluster
+    assert best["fits_probability"][0] == fits_probability(*needed)
     assert f" {format_seconds(best['step_time_s'][0])} a step and {format_bytes(best['memory_bytes'][0])}; " in note
 
 

@@ -42,7 +42,7 @@ from autoshard.reports.pipeline import (
 from autoshard.reports.sections import body
 from autoshard.reports.view import view_of
 from autoshard.reports.words import in_words
-from autoshard.units import format_bytes, format_seconds
+from autoshard.units import format_bytes, format_seconds, percent
 from tests.unit.plan_examples import plan_70b, plan_interleaved, plan_mixtral, plan_one_device
 from tests.unit.test_explain_trace import run_json
 
@@ -300,6 +300,7 @@ def test_the_front_names_no_context_parallelism_where_there_is_none() -> None:
     for row, place in zip(cells, front, strict=True):
         named = {"ring", "zigzag_ring", "ulysses", "all_gather"} & {*row}
         assert bool(named) == (columns["cp"][place] > 1)
+        assert row[0].endswith(f" GB, {percent(columns['fits_probability'][place])}")
 
 
 def test_equal_times_are_no_wait() -> None:

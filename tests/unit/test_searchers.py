@@ -166,6 +166,7 @@ def test_the_fastest_fit_as_surely_as_the_plan() -> None:
     assert columns["fits"].sum() == result.fitting > len(fastest["tp"])
     sure = result.plan.cluster, result.plan.cluster.device.memory_bytes
     chances = [fits_probability(needed, sure[1], sure[0]) for needed in fastest["memory_bytes"].tolist()]
+    assert chances == fastest["fits_probability"].tolist()
     assert min(chances) >= 0.9 > fits_probability(columns["memory_bytes"][columns["fits"]].max(), sure[1], sure[0])
     assert fastest["step_time_s"][0] == pytest.approx(result.plan.step_time_s, rel=1e-5)
     assert len(result.fastest(3)["tp"]) == 3 and len(result.fastest(0)["tp"]) == 0

@@ -35,6 +35,7 @@ from autoshard.sweeps.plot import efficiencies, lines, write_plot, x_option
 from autoshard.sweeps.point import Task
 from autoshard.sweeps.run import run_sweep
 from autoshard.sweeps.table import key_of, read_table, row_of, write_table
+from autoshard.units import percent
 from tests.unit.plan_examples import plan_70b, strategy
 
 REPOSITORY = Path(__file__).parents[2]
@@ -411,14 +412,17 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
         "tokens/s",
         "MFU",
         "memory",
+        "fits",
         "layout",
     ]
+    assert f"GB  {percent(plan_70b().estimate.fits_probability)}  tp=32 " in printed
     assert "does not fit: no layout fits: 8 nodes are too few" in " ".join(printed.split())
     assert printed.endswith("\nsweeps/toy/results.csv\n")
     assert main(["sweep", "toy.yaml", "--format", "json"]) == 0
     values = json.loads(capsys.readouterr().out)
     assert values[3]["options"] == {"model": "llama3-70b", "nodes": 16, "global_batch": 1024}
-    assert values[3]["step_time_s"] == plan_70b().estimate.step_time_s
+    for name in ("step_time_s", "fits_probability"):
+        assert values[3][name] == getattr(plan_70b().estimate, name)
 
 
 def test_a_row_says_what_was_chosen_beside_the_layout(
@@ -439,7 +443,7 @@ def test_a_row_says_what_was_chosen_beside_the_layout(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setattr("autoshard.planner.planning.plan_for", other_backend_of_16_nodes)
-    numbers = "step tokens/s MFU memory layout"
+    numbers = "step tokens/s MFU memory fits layout"
     assert header_of("model: llama3-70b\ngrid: {nodes: [8, 4]}\n") == f"nodes {numbers}"
     assert header_of("model: llama3-70b\ngrid: {nodes: [8, 16]}\n") == f"nodes chosen backend {numbers}"
     assert header_of("model: llama3-70b\nlnc: auto\ngrid: {nodes: [8]}\n") == f"nodes chosen lnc {numbers}"
@@ -471,7 +475,7 @@ def test_a_cluster_that_was_chosen_stands_beside_the_one_that_was_allowed(
     Path("toy.yaml").write_text("model: llama3-70b\nobjective: cost\ngrid: {nodes: [8, 16]}\n")
     assert main(["sweep", "toy.yaml"]) == 0
     header, *rows = [line.split() for line in capsys.readouterr().out.splitlines()[:3]]
-    assert " ".join(header) == "nodes chosen nodes USD a billion tokens step tokens/s MFU memory layout"
+    assert " ".join(header) == "nodes chosen nodes USD a billion tokens step tokens/s MFU memory fits layout"
     found = [row.outcome for row in read_table(Path("sweeps/toy/results.csv"))]
     cost = 1e9 / found[0].tokens_per_s / 3600 * 8 * 20.0 if found[0].tokens_per_s else 0.0
     assert [row[:3] for row in rows] == [[nodes, "8", f"~{cost:,.2f}"] for nodes in ("8", "16")]
