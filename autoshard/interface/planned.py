@@ -41,7 +41,7 @@ class Plan(Shown, plans.Plan):
 
     @property
     def layout(self) -> str:
-        """The layout in words, 'tp=8 pp=4 dp=4 mbs=1 ...', as every page names it."""
+        """The layout in words, 'tp=8 pp=4 dp=4 mbs=1 ...': all that a strategy says, as `score` reads it."""
         return layout_name(self.strategy)
 
     @property

@@ -259,7 +259,7 @@ def why_not(plan: plans.Plan, layout: str) -> Why:
     """
     check_plan("why_not", plan)
     with watched(f"why not {layout}"):
-        return Why(plan, answered(plan, layout, read_partial(layout, searches_sets=True)))
+        return Why(plan, answered(plan, layout, read_partial(layout)))
 
 
 def compare(

@@ -7,7 +7,7 @@ from itertools import groupby
 
 from autoshard.graph.recompute import FULL_RECOMPUTE, NO_RECOMPUTE, members
 from autoshard.layout.mesh import AXIS_ORDER
-from autoshard.layout.strategy import Strategy
+from autoshard.layout.strategy import Strategy, even_stage_layers
 from autoshard.schedules import NXD_SCHEDULES
 
 BY_STAGE = "by-stage"
@@ -22,8 +22,11 @@ _NORMS = {"attention_norm": "attention norm", "mlp_norm": "MLP norm"}
 
 
 def layout_name(strategy: Strategy) -> str:
-    """'tp=32 pp=8 dp=2 mbs=1 recompute=none': tp, pp and dp always, the other degrees where they are not 1."""
-    return " ".join(layout_words(strategy))
+    """'tp=32 pp=8 dp=2 mbs=1 recompute=none': tp, pp and dp always, the other degrees where they are not 1; the
+    blocks of each virtual stage, 'stages=9-8-8-7', where the cut is not even."""
+    cut = strategy.stage_layers
+    is_even = cut == even_stage_layers(sum(cut), len(cut))
+    return " ".join([*layout_words(strategy), *([] if is_even else [f"stages={'-'.join(map(str, cut))}"])])
 
 
 def short_name(strategy: Strategy) -> str:
@@ -32,8 +35,9 @@ def short_name(strategy: Strategy) -> str:
 
 
 def shortened(name: str) -> str:
-    """A `layout_name` as a `short_name`: of recompute sets that differ from stage to stage there are several."""
-    return re.sub(r"\brecompute=\S*,\S*", f"recompute={BY_STAGE}", name)
+    """A `layout_name` as a `short_name`: of recompute sets that differ from stage to stage there are several, of the
+    cut there is nothing."""
+    return re.sub(r" stages=\S*$", "", re.sub(r"\brecompute=\S*,\S*", f"recompute={BY_STAGE}", name))
 
 
 def changed_words(one: Strategy, other: Strategy) -> str:
@@ -100,7 +104,7 @@ def sharding_name(strategy: Strategy) -> str:
 
 
 def layout_words(strategy: Strategy) -> list[str]:
-    """The words of its name."""
+    """The words of its name but the cut."""
     s = strategy
     parts = [f"tp={s.tp}", f"pp={s.pp}", f"dp={s.dp}"]
     parts += [f"{name}={value}" for name, value in (("cp", s.cp), ("ep", s.ep)) if value > 1]

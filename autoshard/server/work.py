@@ -125,7 +125,7 @@ def _questions(plan: Plan) -> Html:
 def _why(plan: Plan, asked: str) -> Html:
     if not asked:
         return Html("")
-    found = why(plan, asked, read_partial(asked, searches_sets=True))
+    found = why(plan, asked, read_partial(asked))
     parts = []
     if found.is_the_choice:
         parts.append(element("p", f"It is the choice: its best completion is {short_name(plan.strategy)}."))

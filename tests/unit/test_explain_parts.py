@@ -131,18 +131,16 @@ def test_words_of_a_layout() -> None:
             "zp=2",
             (
                 "the layout has 'zp'; a layout has: tp, pp, dp, cp, ep, etp, vpp, mbs, dp_replicate, schedule, "
-                "recompute, attention, context, order, zero, sp"
+                "recompute, attention, context, order, zero, sp, stages"
             ),
         ),
         ("tp=8 tp=4", "the layout has tp twice"),
         ("tp=8 sp=off", "the layout has sp, which is searched with all that is not named; leave it out"),
         ("tp=8 sp=no", "the layout has sp=no; it must be one of: on, off"),
+        ("pp=2 stages=9-7", "the layout has stages, which is searched with all that is not named; leave it out"),
         (
-            "recompute=by-stage",
-            (
-                "the layout has recompute=by-stage, which does not say what each stage recomputes; give one set for "
-                "all stages, such as recompute=full, or leave it out"
-            ),
+            "recompute=full*1,none*3",
+            "the layout has recompute of single stages, which are searched: recompute=by-stage",
         ),
         ("recompute=full recompute=none", "the layout has recompute twice"),
         (
@@ -161,9 +159,9 @@ def test_wrong_words(text: str, message: str) -> None:
 
 def test_sets_by_stage_are_searched(capsys: pytest.CaptureFixture[str]) -> None:
     """The name of the plan's layout, as the page has it, is a question."""
-    assert read_partial("tp=8 recompute=by-stage", searches_sets=True) == Pins(tp=8)
+    assert read_partial("tp=8 recompute=by-stage") == Pins(tp=8)
     with pytest.raises(AutoshardError, match=r"^the layout has recompute twice$"):
-        read_partial("recompute=by-stage recompute=full", searches_sets=True)
+        read_partial("recompute=by-stage recompute=full")
     plan = autoshard.plan("gpt-neox-20b", "trn2.48xlarge", nodes=1, global_batch=256, seq_len=8192, backend="nxd")
     asked = short_name(plan.strategy)
     assert " recompute=by-stage" in asked

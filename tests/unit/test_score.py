@@ -220,22 +220,27 @@ def test_a_layout_is_faster_than_the_best_because_it_fits_less_surely() -> None:
             "tp=8 recompute=by-stage",
             (
                 "the layout has recompute=by-stage, which does not say what each stage recomputes; give one set for "
-                "all stages, such as recompute=full, or leave it out"
+                "all stages, such as recompute=full, or one for runs of stages, such as recompute=full*1,none*3"
             ),
         ),
         (
-            "tp=8 recompute=full*1,none*7",
+            "tp=8 pp=4 recompute=full*1,none*7",
+            "recompute has 8 sets; there are 4 virtual stages",
+        ),
+        (
+            "tp=8 recompute=full*1,none*3x",
             (
-                "the layout has recompute=full*1,none*7, sets of single stages; give one set for all stages, such as "
-                "recompute=full, or leave it out"
+                "the layout has 'none*3x' in recompute=full*1,none*3x; give one set for all stages, such as "
+                "recompute=full, or one for runs of stages, such as recompute=full*1,none*3"
             ),
         ),
         (
-            f"tp=8 recompute={','.join(['full*1,none*1'] * 40)} mbs=1",  # longer than the name of a file
-            (
-                "the layout has recompute=full*1,none*1,full*1,none*1,full*1,none*1,full*1,n, sets of single stages; "
-                "give one set for all stages, such as recompute=full, or leave it out"
-            ),
+            f"tp=8 pp=2 recompute={','.join(['full*1,none*1'] * 40)} mbs=1",  # longer than the name of a file
+            "recompute has 80 sets; there are 2 virtual stages",
+        ),
+        (
+            "tp=8 pp=2 stages=16-",
+            "the layout has stages=16-; it must be blocks of each stage, such as stages=9-8-8-7",
         ),
         ("no=such/file.yaml", "layout no=such/file.yaml does not exist"),
     ],
@@ -244,6 +249,15 @@ def test_words_that_are_no_layout_are_no_file(layout: str, message: str) -> None
     with pytest.raises(AutoshardError) as error:
         autoshard.score(layout, "llama3-8b", nodes=4)
     assert str(error.value) == message
+
+
+def test_the_layout_of_a_plan_in_words_is_all_of_it() -> None:
+    """Sets of single stages and an uneven cut too: what is priced is what was planned."""
+    plan = autoshard.plan("llama3-8b", nodes=8)
+    assert plan.layout.endswith(" recompute=mlp*1,none*3 context=ring stages=8-8-9-7")
+    assert plan.short_layout.endswith(" recompute=by-stage context=ring")
+    found = autoshard.score(plan.layout, "llama3-8b", nodes=8)
+    assert found.written.strategy == plan.strategy and found.written.notes == ()
 
 
 @pytest.mark.parametrize(
