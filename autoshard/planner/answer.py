@@ -18,7 +18,7 @@ from autoshard.planner.best_practice import best_practice
 from autoshard.planner.choice import passed_over
 from autoshard.planner.compiling import REGIONS_STAY, launches_at_most_s, no_way_pays, whole_stages
 from autoshard.planner.hybrid import beside_fsdp
-from autoshard.planner.inputs import backend_of, inputs_of, pins_of
+from autoshard.planner.inputs import backend_of, inputs_of, pins_of, release_notes
 from autoshard.planner.loss_chunks import Found, faster_in_chunks, fitting_in_chunks
 from autoshard.planner.no_answer import NothingFits, NothingLegal
 from autoshard.planner.other_search import check_search, is_other, other_search
@@ -205,7 +205,7 @@ def search_backends(
         if not (both_by_rules or is_of_searcher or isinstance(refused, NoLayoutFits) or str(refused) == str(error)):
             raise AutoshardError(f"{refused}; with backend {ANYWHERE.name} {error}") from None
         raise refused from None
-    return other, result, ways, (_why_not(backend, refused),)
+    return other, result, ways, (_why_not(backend, refused), *release_notes(request.cluster, other_cluster))
 
 
 def _searched_in_chunks(problem: Problem, pins: Pins, request: PlanRequest) -> Found:

@@ -43,6 +43,7 @@ def _with_backend(problem: Problem, asked: str, strategy: Any) -> tuple[Problem,
     usual one where its rules allow the layout; else the one that runs anywhere, with a note that says why."""
     from autoshard.backends.registry import ANYWHERE, as_run_by
     from autoshard.backends.rules import check_strategy, warnings
+    from autoshard.planner.inputs import release_notes
 
     notes: tuple[str, ...] = ()
     try:
@@ -51,6 +52,8 @@ def _with_backend(problem: Problem, asked: str, strategy: Any) -> tuple[Problem,
         if asked != "auto" or problem.backend == ANYWHERE.name:
             raise
         notes = (f"backend {ANYWHERE.name}, because {problem.backend} does not allow the layout: {error}",)
-        problem = problem._replace(cluster=as_run_by(problem.cluster, ANYWHERE.name), backend=ANYWHERE.name)
+        cluster = as_run_by(problem.cluster, ANYWHERE.name)
+        notes += release_notes(problem.cluster, cluster)
+        problem = problem._replace(cluster=cluster, backend=ANYWHERE.name)
         check_strategy(*problem, strategy)
     return problem, (*notes, *warnings(problem, strategy))

@@ -62,7 +62,16 @@ def inputs_of(
         raise AutoshardError(no_native_release(request.sdk))
     if request.device != "auto" and cluster.stack is None:
         raise AutoshardError(f"device={request.device}: {cluster.native_elsewhere}; leave device out")
-    return model, training, cluster, (*notes, *more, *input_notes(model, training, name))
+    notes += (*more, *input_notes(model, training, name), *release_notes(request.cluster, cluster))
+    return model, training, cluster, notes
+
+
+def release_notes(made: Cluster | None, cluster: Cluster) -> tuple[str, ...]:
+    """The sentence on a cluster that was made under a release of the Neuron SDK that its backend is not there in; none
+    for others, and for None. cluster: the same as its backend runs on it."""
+    if made is None or made.sdk == cluster.sdk:
+        return ()
+    return (f"planned and priced for sdk={cluster.sdk}, not the cluster's: {no_native_release(str(made.sdk))}",)
 
 
 def backend_of(request: PlanRequest, cluster: Cluster) -> str:

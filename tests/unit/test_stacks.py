@@ -2,9 +2,11 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+import autoshard
 from autoshard.backends.problem import Problem
 from autoshard.backends.registry import as_run_by
 from autoshard.backends.rules import warnings
@@ -230,6 +232,31 @@ def test_before_2_33_a_transfer_is_a_broadcast_in_a_group_of_two() -> None:
     hop_s = old.intra_node_link(5).latency_s
     for payload_bytes in (1e3, 1e9):
         assert transfer(old, payload_bytes) == pytest.approx(transfer(new, payload_bytes) + hop_s)
+
+
+def test_a_cluster_under_a_release_without_native_pytorch_is_said_to_move(tmp_path: Path) -> None:
+    """A release that was asked for by name is refused; a cluster has one whether or not anybody asked. Also where the
+    planner itself takes torch, because nxd has no ZeRO-2 and -3."""
+    note = (
+        "planned and priced for sdk=2.33, not the cluster's: sdk=2.28 has no native PyTorch on Neuron, which backend "
+        "torch needs: it is there from 2.31 on"
+    )
+    pins = {"tp": 4, "pp": 1, "cp": 1, "micro_batch": 1, "recompute": "full"}
+    assert TRN2.sdk == "2.28"
+    for backend, zero, notes in (("torch", 1, [note]), ("auto", 3, [note]), ("nxd", 1, [])):
+        plan = plan_for(
+            request(model="llama3.2-1b", cluster=TRN2, instance=None, backend=backend, pins={**pins, "zero": zero})
+        )
+        assert plan.backend == ("nxd" if backend == "nxd" else "torch")
+        assert [one for one in plan.notes if "not the cluster's" in one] == notes
+    newer = load_cluster("trn2.48xlarge", 1, sdk="2.32")
+    plan = plan_for(request(model="llama3.2-1b", cluster=newer, instance=None, pins=pins))
+    assert plan.cluster.sdk == "2.32" and not any("not the cluster's" in one for one in plan.notes)
+    file = tmp_path / "ds.json"
+    file.write_text('{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}}')
+    found = autoshard.import_plan(file, model="llama3.2-1b", instance="trn2.48xlarge", nodes=1, sdk="2.28")
+    plan = found.plan
+    assert plan.cluster.sdk == "2.33" and note in plan.notes
 
 
 def test_an_all_to_all_that_the_device_lacks_is_an_all_gather_of_everything() -> None:
