@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import autoshard
+from autoshard.__main__ import main as begin
 from autoshard.cli import COMMANDS, command_module, main
 from autoshard.errors import AutoshardError, NoLayoutFits
 from autoshard.interface.planned import Plan
@@ -457,6 +458,19 @@ def test_interrupt_ends_quietly(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     monkeypatch.setattr(command_module("validate"), "run", interrupted)
     assert main(["validate", "plan.json"]) == 130
     assert capsys.readouterr() == ("", "")
+
+
+def test_an_interrupt_ends_quietly_before_the_command_line_is_imported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Interrupted(ModuleType):
+        def __getattr__(self, name: str) -> object:
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "autoshard.cli", Interrupted("autoshard.cli"))
+    assert begin() == 130
+    assert capsys.readouterr() == ("", "")
+    assert '\nautoshard = "autoshard.__main__:main"\n' in (REPOSITORY / "pyproject.toml").read_text()
 
 
 def test_an_interrupt_in_a_callback_of_the_interpreters_comes_again() -> None:
