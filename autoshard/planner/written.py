@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from autoshard.interop.written_model import WrittenModel
     from autoshard.layout.sharding import OperatorChoices
     from autoshard.layout.strategy import Strategy
+    from autoshard.spec.cluster import Cluster
     from autoshard.spec.model import ModelSpec
 
 SOLVER = "operators=solver: priced as Megatron shards operators; autoshard plan --config {file} has the solver's"
@@ -58,6 +59,15 @@ PERHAPS = (
     "{file}: {blocks} blocks and no vocabulary are said, and {model}, which has the other sizes, has {own}: --model "
     "{model} takes it with {blocks}, --model CONFIG.json another one"
 )
+UNSAID_MACHINE = {
+    ("instance",): "the file does not say on which machine: {instance} where --instance says nothing else",
+    ("nodes",): "the file does not say on how many nodes: {nodes} where --nodes says nothing else",
+    ("instance", "nodes"): (
+        "the file does not say on which machine, nor on how many: {nodes} x {instance} where --instance and --nodes "
+        "say nothing else"
+    ),
+}
+"""By options that nobody gave."""
 UNEVEN = "each got what the busiest rank's get by --expert-imbalance"
 
 
@@ -122,6 +132,8 @@ def read_written(file: str, given: Mapping[str, Any], recipes: bool = True) -> W
     request = request_from(options)
     check_one_price(request)
     problem, notes = _problem(file, request, written, model)
+    if written.complete:
+        notes += (*_of_unsaid_machine(options, problem.cluster),)
     warnings = written.warnings
     warnings = (*_on_products(written, problem, request), *warnings)
     if problem.model.is_moe and written.complete and not written.training_fields:
@@ -185,6 +197,14 @@ def read_written(file: str, given: Mapping[str, Any], recipes: bool = True) -> W
         runs = problem.training.global_batch_size / (per_replica * strategy.dp)
         warnings += (ONE_RUN.format(count=per_replica, runs=runs),) if runs > 1 else ()
     return found(problem, strategy, own_cut)
+
+
+def _of_unsaid_machine(options: Mapping[str, Any], cluster: Cluster) -> Iterator[str]:
+    """The note on what of the machine neither the file nor an option says; none where all is said."""
+    is_named = bool({"instance", "hardware"} & options.keys())
+    unsaid = tuple(name for name, said in (("instance", is_named), ("nodes", "nodes" in options)) if not said)
+    if unsaid:
+        yield UNSAID_MACHINE[unsaid].format(instance=cluster.instance, nodes=cluster.nodes)
 
 
 def _of_shards(file: str, strategy: Strategy, shards: int) -> int:

@@ -285,6 +285,30 @@ def test_the_machine_of_an_nxdt_configuration_follows_from_its_devices(
     assert read_written("devices.yaml", {"model": "llama3-70b", "instance": "trn2.48xlarge"}).warnings == ()
 
 
+@pytest.mark.parametrize(
+    ("given", "note"),
+    [
+        (
+            {},
+            (
+                "the file does not say on which machine, nor on how many: 1 x trn1.32xlarge where --instance and "
+                "--nodes say nothing else"
+            ),
+        ),
+        ({"nodes": 2}, "the file does not say on which machine: trn1.32xlarge where --instance says nothing else"),
+        ({"instance": "h100-80gb"}, "the file does not say on how many nodes: 1 where --nodes says nothing else"),
+        ({"instance": "h100-80gb", "nodes": 1}, None),
+    ],
+)
+def test_a_machine_that_nobody_said_is_in_a_note(given: dict[str, Any], note: str | None) -> None:
+    """A file for GPUs was priced on Trainium without a word. A recipe is autoshard's own, whose defaults `plan` has."""
+    Path("axolotl.yaml").write_text("base_model: meta-llama/Meta-Llama-3-8B\nmicro_batch_size: 1\nsequence_len: 4096\n")
+    told = [one for one in read_written("axolotl.yaml", given).notes if one.startswith("the file does not say on ")]
+    assert told == ([] if note is None else [note])
+    Path("recipe.yaml").write_text("model: llama3-8b\ntp: 8\npp: 4\ncp: 1\n")
+    assert read_written("recipe.yaml", given | {"nodes": 4, "recompute": "none"}).notes == ()
+
+
 def test_what_has_no_order_of_work_has_no_price(capsys: pytest.CaptureFixture[str]) -> None:
     text = "model: llama3-70b\nnodes: 16\ntp: 8\npp: 64\nvpp: 2\nrecompute: none\n"
     found = scored(capsys, written("r.yaml", text))
