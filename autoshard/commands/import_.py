@@ -11,7 +11,7 @@ import autoshard
 from autoshard.commands.output import next_command, say
 from autoshard.commands.parser import Parser, add_overruling
 from autoshard.files.option_values import path
-from autoshard.planner.options import LEFT_OPEN, WHAT
+from autoshard.planner.options import LEFT_OPEN, NOT_OF_A_GIVEN, WHAT
 
 SUMMARY = "read another framework's configuration into a plan"
 USAGE = "autoshard import FILE [options]"
@@ -30,8 +30,7 @@ the file's sizes.
 
 Options say what the file does not, and overrule what it says. The layout must obey the rules and is estimated, not
 searched: `autoshard score` prices one that breaks rules."""
-PLANS_ONLY = ("operators", "search", "cost_model", "evaluations")
-OVERRULES = (*(option for option in WHAT if option.name not in PLANS_ONLY), *LEFT_OPEN)
+OVERRULES = (*(option for option in WHAT if option.name not in NOT_OF_A_GIVEN), *LEFT_OPEN)
 
 
 def add_arguments(parser: Parser) -> None:

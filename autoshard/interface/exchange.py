@@ -41,8 +41,10 @@ def import_plan(
     Raises AutoshardError where the file cannot be read, does not say enough, or its layout breaks a rule.
     """
     from autoshard.planner.imported import plan_of, warned
-    from autoshard.planner.written import read_written
+    from autoshard.planner.options import NOT_OF_A_GIVEN
+    from autoshard.planner.written import check_not_looked_for, read_written
 
+    check_not_looked_for("import_plan", {name: one for name, one in options.items() if one is not None}, NOT_OF_A_GIVEN)
     named = {name: value for name, value in (("model", model), ("instance", instance)) if value is not None}
     name = path_text("import_plan", "file", file)
     written: Written = read_written(name, checked({**named, **options}), recipes=False)

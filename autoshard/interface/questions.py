@@ -42,7 +42,7 @@ from autoshard.interface.watch import is_interactive, watched
 from autoshard.layout.strategy import Strategy
 from autoshard.planner.kept import Kept
 from autoshard.planner.options import OF_A_SEARCH
-from autoshard.planner.written import Sought, Written, check_fixed, check_one_price, sought
+from autoshard.planner.written import Sought, Written, check_fixed, check_not_looked_for, check_one_price, sought
 from autoshard.plans import plan as plans
 from autoshard.plans.layout_syntax import DEGREES, read_fields, read_partial
 from autoshard.plans.search_result import Candidate
@@ -322,14 +322,9 @@ def _written(layout: Layout, model: Model | None, instance: Instance, options: M
     given = {name: value for name, value in options.items() if value is not None}
     said = [*(["model"] if model is not None else []), *(["instance"] if instance is not None else []), *given]
     if isinstance(layout, plans.Plan):
-        _says_all("the plan", said)
+        _says_all("the layout", said)
         return _of_plan(layout)
-    if of_a_search := [name for name in given if name in OF_A_SEARCH]:
-        name = of_a_search[0]
-        raise AutoshardError(
-            f"{name}={show(given[name])} of score says how a layout is looked for, and changes no price of one that is "
-            "given; leave it out"
-        )
+    check_not_looked_for("score", given, OF_A_SEARCH)
     if isinstance(layout, (Strategy, Mapping)) or (isinstance(layout, str) and _is_words(layout)):
         return _in_words(layout, model, instance, given)
     if not isinstance(layout, (str, Path)) or layout == "":

@@ -361,6 +361,9 @@ OF_A_SEARCH = (
     *("search", "cost_model", "evaluations"),
 )
 """Options that say how a layout is looked for, or what for: they change no price of one that is given."""
+NOT_OF_A_GIVEN = (*(name for name in OF_A_SEARCH if name != "price_per_node_hour"), "fit_probability", "time_limit")
+"""Those that a plan of a layout that is given has no use for: nothing is looked for, and what a node costs is on its
+page."""
 
 
 SEARCHES = {"searches_replicas": "dp_replicate", "searches_etp": "etp"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from autoshard.cost.interval import FIT_PROBABILITY
 from autoshard.errors import AutoshardError
+from autoshard.files.fields import show
 from autoshard.planner.options import OPTIONS, PINS, request_from
 from autoshard.planner.request import PIN_FIELDS, SEARCHED, PlanRequest
 from autoshard.plans.search_result import EXACT, OURS
@@ -242,6 +243,15 @@ def check_fixed(given: Mapping[str, Any]) -> None:
     """Raise AutoshardError for a choice of a layout that is to be searched, beside a layout that is given."""
     if name := next((option.name for option in PINS if given.get(option.name) == SEARCHED), None):
         raise AutoshardError(f"{name}={SEARCHED}: a layout that is given is not searched; give one value or none")
+
+
+def check_not_looked_for(of: str, given: Mapping[str, Any], names: Collection[str]) -> None:
+    """Raise AutoshardError for the first of these options that is given. of: the function that has no use for it."""
+    if name := next((name for name in given if name in names), None):
+        raise AutoshardError(
+            f"{name}={show(given[name])} of {of} says how a layout is looked for, and changes no price of one that is "
+            "given; leave it out"
+        )
 
 
 def sought(request: PlanRequest) -> Sought:

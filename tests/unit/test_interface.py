@@ -253,6 +253,24 @@ def test_a_score_refuses_what_would_change_nothing_in_it(option: dict[str, Any],
             autoshard.score(recipe, **option)
 
 
+@pytest.mark.parametrize(
+    "option",
+    [
+        *({"operators": "solver"}, {"search": "random"}, {"objective": "cost"}, {"tokens": 1e12}),
+        *({"fit_probability": 0.5}, {"time_limit": 1.0}),
+    ],
+)
+def test_an_import_refuses_what_it_has_no_use_for(option: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    """It searches nothing, not even the best layout that a score has beside it."""
+    ((name, value),) = option.items()
+    with pytest.raises(AutoshardError) as error:
+        autoshard.import_plan("conf.yaml", **option)
+    assert str(error.value).startswith(f"{name}={value!r} of import_plan says how a layout is looked for, and changes")
+    flag = f"--{name.replace('_', '-')}"
+    assert main(["import", "conf.yaml", flag, str(value)]) == 2
+    assert capsys.readouterr().err == f"autoshard: error: {flag} is not an option here; see --help\n"
+
+
 def test_the_score_of_a_recipe_for_the_solver_says_what_it_leaves_out() -> None:
     recipe = ROOT / "recipes" / "operators" / "smollm2_135m_trn1_1chip.yaml"
     text = f"operators=solver: priced as Megatron shards operators; autoshard plan --config {recipe} has the solver's"
