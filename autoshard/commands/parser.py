@@ -6,7 +6,7 @@ import argparse
 import difflib
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from jsonargparse import ArgumentParser, Namespace
@@ -80,9 +80,10 @@ class Parser(ArgumentParser):
         # before jsonargparse, which bounds nothing and whose errors are longer
         data = parse_yaml(read_text(path, where, MOST_BYTES, "YAML"), where)
         known = [action.dest for action in self._actions]
-        unknown = [name for name in data if name not in known] if isinstance(data, dict) else []
+        given = data if isinstance(data, dict) else {}
+        unknown = [name for name in given if name not in known]
         if unknown:
-            told = f"which is not an option here; {_meant(str(unknown[0]), known)}"
+            told = f"which is not an option here; {_reader(given) or _meant(str(unknown[0]), known)}"
             raise AutoshardError(f"{where} has {shortened(str(unknown[0]))}, {told}")
         try:
             options: Namespace = super().parse_path(path, *args, **kwargs)
@@ -172,6 +173,13 @@ def _meant(given: str, known: Sequence[str]) -> str:
     like += [options[option] for word, option in OTHER_WORDS.items() if word in words and option in options]
     like += [options[word] for word in words if word in options]
     return f"did you mean {like[0]}?" if like else "see --help"
+
+
+def _reader(data: Mapping[str, Any]) -> str:
+    """The command that reads a config of several parts, in words; empty for one of options alone."""
+    if not any(isinstance(value, dict) for value in data.values()):
+        return ""
+    return "autoshard sweep takes a grid" if "grid" in data else "autoshard import reads other frameworks' files"
 
 
 def parsers(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:

@@ -154,6 +154,14 @@ def test_errors_of_what_is_planned(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("recipe", "message"),
     [
+        (
+            "name: hf_llama\ntrainer: {devices: 32}\n",
+            "--config {file} has name, which is not an option here; autoshard import reads other frameworks' files",
+        ),
+        (
+            "model: llama3-8b\ngrid: {nodes: [1, 2]}\n",
+            "--config {file} has grid, which is not an option here; autoshard sweep takes a grid",
+        ),
         ("model: llama3-8b\nnoodles: 3\n", "--config {file} has noodles, which is not an option here; did you"),
         (
             "model: llama3-8b\ndata_parallel_size: 3\n",
