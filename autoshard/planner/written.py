@@ -34,6 +34,8 @@ UNSAID = ("context_parallel", "zero", "axis_order")
 OF_THE_COMMAND = ("out", "top", "format")
 """Options of a recipe that say nothing of what is trained."""
 
+MOST_NAMED = 6
+"""Models that a file may be for; of more that are alike in all that it says some are named."""
 NO_LIMIT = "experts without a capacity factor (dropless): priced as if {priced}; a plan drops what is over it"
 IN_FEWER_BITS = (
     "{said}: priced in {own}; products of matrices take less time in {precision}, which --precision {precision}{keep} "
@@ -325,8 +327,9 @@ def _model_of(file: str, written: WrittenLayout, options: dict[str, Any]) -> tup
             return None, said.notes
         return None, (f"{shown(said.config)} is not here: {models[0].name} is the built-in model with {_sizes(said)}",)
     if models:
-        names = " or ".join(model.name for model in models)
-        raise AutoshardError(f"{file} may be for {names}; --model says which")
+        names = [model.name for model in models]
+        others = [f"{len(names) - MOST_NAMED} others"] if len(names) > MOST_NAMED + 1 else names[MOST_NAMED:]
+        raise AutoshardError(f"{file} may be for {' or '.join([*names[:MOST_NAMED], *others])}; --model says which")
     if not said.whole:
         if said.named:
             like = None if said.config is None else model_named_like(said.config)

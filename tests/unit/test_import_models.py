@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import autoshard
 from autoshard.errors import AutoshardError
 from autoshard.interop.export import export, unwritten
 from autoshard.interop.read_layout import read_written_layout
@@ -93,6 +94,19 @@ def test_errors(change: dict[str, Any], given: dict[str, Any], text: str) -> Non
     with pytest.raises(AutoshardError) as error:
         imported(data, **given)
     assert str(error.value) == text
+
+
+def test_of_many_models_that_a_file_may_be_for_some_are_named() -> None:
+    Path("train.sh").write_text(
+        "pretrain_gpt.py --tensor-model-parallel-size 8 --position-embedding-type rope --micro-batch-size 1 "
+        "--max-position-embeddings 8192"
+    )
+    alike = len(models_with(read_written_layout("train.sh").model))
+    assert alike > 10
+    with pytest.raises(AutoshardError) as error:
+        autoshard.import_plan("train.sh")
+    assert str(error.value).endswith(f" or {alike - 6} others; --model says which")
+    assert str(error.value).count(" or ") == 6
 
 
 def gpt_parameters(ffn: int, kv_heads: int, experts: int = 0) -> int:
