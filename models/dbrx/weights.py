@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from autoshard.models.llama.weights import PROJECTIONS
+from autoshard.models.llama.weights import fused_projections
 from autoshard.models.weight_names import Part
 from autoshard.spec.model import ModelSpec
 
@@ -15,11 +15,7 @@ from autoshard.spec.model import ModelSpec
 def block(model: ModelSpec, layer: int) -> Iterator[Part]:
     prefix = f"transformer.blocks.{layer}"
     name, experts = f"{prefix}.norm_attn_norm", f"{prefix}.ffn.experts.mlp"
-    queries, keys = model.num_attention_heads * model.head_dim, model.num_key_value_heads * model.head_dim
-    firsts = (0, queries, queries + keys)
-    for (part, rows), first in zip(PROJECTIONS.items(), firsts, strict=True):
-        layout, own = f"([{rows.strip('()')}]) embed", f"{name}.attn.{part}.weight"
-        yield Part(f"{name}.attn.Wqkv.weight", layout, own, first=first, rows=queries + 2 * keys)
+    yield from fused_projections(model, f"{name}.attn.Wqkv", f"{name}.attn")
     yield Part.same(f"{name}.attn.out_proj.weight", "embed (kvhead group headdim)")
     for norm in ("norm_1", "norm_2"):
         yield Part.same(f"{name}.{norm}.weight", "embed")

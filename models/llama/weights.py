@@ -51,8 +51,16 @@ def self_attention(
     """The parts of the checkpoint for an attention's projections and its norms of queries and keys. name: of it.
     q_norm, k_norm, gate_proj: the family's names of these norms, and of the gate's projection if there is one. own: our
     name of it and its heads, where blocks have different ones."""
-    ours, heads = own or (name, model.heads[0])
     yield from projections(model, name, own, gate_proj)
+    ours, heads = own or (name, model.heads[0])
+    yield from head_norms(model, name, ours, heads, q_norm, k_norm)
+
+
+def head_norms(
+    model: ModelSpec, name: str, ours: str, heads: AttentionHeads, q_norm: str, k_norm: str
+) -> Iterator[Part]:
+    """The parts of the checkpoint for norms of queries and keys, if attention has them with a weight. name, ours: the
+    checkpoint's name of the attention, and ours. heads: its heads. q_norm, k_norm: as of `self_attention`."""
     family = model.family
     if (model.normalizes_heads or model.normalizes_all_heads) and family.has_norm_weight and family.has_qk_norm_weight:
         for norm, our_norm, projection in ((q_norm, "q_norm", "q_proj"), (k_norm, "k_norm", "k_proj")):
@@ -60,6 +68,16 @@ def self_attention(
             if model.weighs_each_head:
                 layout = f"({' '.join(projected(heads)[projection].split()[:-1])}) {layout}"
             yield Part(f"{name}.{norm}.weight", layout, f"{ours}.{our_norm}.weight")
+
+
+def fused_projections(model: ModelSpec, tensor: str, name: str) -> Iterator[Part]:
+    """The parts of a checkpoint that holds queries, keys and values behind one another. tensor: its name there, without
+    .weight. name: ours of the attention."""
+    queries, keys = (heads * model.head_dim for heads in (model.num_attention_heads, model.num_key_value_heads))
+    for (part, dims), first in zip(HEADS.items(), (0, queries, queries + keys), strict=True):
+        layouts = {"weight": f"([{dims}]) embed"} | ({"bias": f"([{dims}])"} if model.attention_bias else {})
+        for kind, layout in layouts.items():
+            yield Part(f"{tensor}.{kind}", layout, f"{name}.{part}.{kind}", first=first, rows=queries + 2 * keys)
 
 
 def norms(model: ModelSpec, *names: str) -> Iterator[Part]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from autoshard.models.llama.weights import PROJECTIONS, ends, norms
+from autoshard.models.llama.weights import ends, fused_projections, norms
 from autoshard.models.weight_names import Part
 from autoshard.spec.model import ModelSpec
 
@@ -17,12 +17,7 @@ __all__ = ["block", "ends", "fused_mlp"]
 def block(model: ModelSpec, layer: int) -> Iterator[Part]:
     prefix = f"model.layers.{layer}"
     name = f"{prefix}.self_attn"
-    queries, keys = model.num_attention_heads * model.head_dim, model.num_key_value_heads * model.head_dim
-    firsts = (0, queries, queries + keys)
-    for (part, rows), first in zip(PROJECTIONS.items(), firsts, strict=True):
-        layout = f"([{rows.strip('()')}]) embed"
-        own = f"{name}.{part}.weight"
-        yield Part(f"{name}.qkv_proj.weight", layout, own, first=first, rows=queries + 2 * keys)
+    yield from fused_projections(model, f"{name}.qkv_proj", name)
     yield Part.same(f"{name}.o_proj.weight", "embed (kvhead group headdim)")
     yield from norms(model, f"{prefix}.input_layernorm", f"{prefix}.post_attention_layernorm")
     yield from fused_mlp(f"{prefix}.mlp")
