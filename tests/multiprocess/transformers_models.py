@@ -16,12 +16,14 @@ from safetensors.torch import load_file, save_file
 @cache
 def _transformers() -> Any:
     import transformers
+    from transformers import modeling_outputs
     from transformers.models.auto import modeling_auto
 
     transformers.logging.disable_progress_bar()
-    # transformers 5.23 finds it with images alone
+    # transformers 5.24's Llama 4 that sees asks what its text model gives for it
+    modeling_outputs.MoeCausalLMOutputWithPast.image_outputs = None
+    # transformers 5.24 finds it with images alone
     modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES["mistral4"] = "Mistral4ForCausalLM"
-    modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES["minimax_m3_vl_text"] = "MiniMaxM3VLForCausalLM"
     _name_as_published("minimax_m3_vl", "MiniMaxM3VLForCausalLM")
     _add_step(transformers)
     _add_glm(transformers)
@@ -42,7 +44,7 @@ def _name_as_published(whole: str, text: str) -> None:
 
 
 def _add_step(transformers: Any) -> None:
-    """Step's text model by itself, which transformers 5.23 has inside of the one that sees alone: with its modules, and
+    """Step's text model by itself, which transformers 5.24 has inside of the one that sees alone: with its modules, and
     the names that its checkpoint has."""
     from transformers.models.step3p7 import modeling_step3p7
 
@@ -67,7 +69,7 @@ def _add_step(transformers: Any) -> None:
 
 
 def _add_glm(transformers: Any) -> None:
-    """GLM-5.3's text model by itself, which transformers 5.23 has inside of the one that sees alone."""
+    """GLM-5.3's text model by itself, which transformers 5.24 has inside of the one that sees alone."""
     from transformers.models.glm5_next import modeling_glm5_next
 
     text_config: Any = transformers.AutoConfig.for_model("glm5_next_text").__class__
@@ -122,7 +124,7 @@ def _with_head(
 
 
 def _add_muse(transformers: Any, which: str) -> None:
-    """A text model of Muse by itself, which transformers 5.23 has inside of the one that sees alone, with the head of
+    """A text model of Muse by itself, which transformers 5.24 has inside of the one that sees alone, with the head of
     that one. which: glimmer or spark."""
     modeling: Any = import_module(f"transformers.models.muse_{which}.modeling_muse_{which}")
     text_config: Any = transformers.AutoConfig.for_model(f"muse_{which}_text").__class__
@@ -137,7 +139,7 @@ def _add_muse(transformers: Any, which: str) -> None:
 
 
 def _add_mistral_large(transformers: Any) -> None:
-    """Mistral Large 4's text model by itself, which transformers 5.23 has inside of the one that sees alone: with the
+    """Mistral Large 4's text model by itself, which transformers 5.24 has inside of the one that sees alone: with the
     head of that one, and the names that its checkpoint has."""
     from transformers import conversion_mapping
     from transformers.core_model_loading import WeightRenaming
