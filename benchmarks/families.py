@@ -129,6 +129,8 @@ MODELS: dict[str, tuple[str, str, int]] = {
     "longcat_flash": ("longcat-flash", "trn2.48xlarge", 64),
     "muse_glimmer_text": ("muse-glimmer-30b", "trn2.48xlarge", 4),
     "muse_spark_text": ("muse-spark-open", "trn2.48xlarge", 64),
+    "sarvam_moe": ("sarvam-30b", "trn2.48xlarge", 4),
+    "sarvam_mla": ("sarvam-105b", "trn2.48xlarge", 4),
 }
 """model_type -> (model, instance, nodes)."""
 BACKEND = "torch"

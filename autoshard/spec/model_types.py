@@ -461,6 +461,10 @@ _BUILT_IN = {
         needs=("gated_residual",),
         may_have=("indexer", "ngram_embedding"),
     ),
+    "sarvam_moe": Family(
+        "sarvam", experts=_SHARED, counts_shared_experts=True, has_output_bias=False, may_have=("use_qk_norm",)
+    ),
+    "sarvam_mla": Family("sarvam", experts=_SHARED, counts_shared_experts=True, needs=_LATENT),
     TRACED: Family("traced", is_published=False, activations=(TRACED,), experts=_MIXTURE, has_optional_experts=True),
 }
 FAMILIES = Table[Family]("models", lambda value: isinstance(value, Family), "a Family", _BUILT_IN)

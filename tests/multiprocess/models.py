@@ -192,6 +192,13 @@ MODELS["solar open"] = replace(
     MODELS["dots.llm1"], model_type="solar_open", attention_bias=True, mlp_layer_types=(), dense_intermediate_size=0
 )
 MODELS["hy3"] = replace(MODELS["dots.llm1"], model_type="hy_v3", router=Router("sigmoid", "noaux_tc"))
+MODELS["sarvam"] = replace(MODELS["dots.llm1"], model_type="sarvam_moe", use_qk_norm=True)
+MODELS["sarvam, latent"] = replace(
+    MODELS["deepseek v3"],
+    model_type="sarvam_mla",
+    latent_attention=LatentAttention(q_lora_rank=None, kv_lora_rank=12, qk_rope_head_dim=8, v_head_dim=10),
+    router=Router("sigmoid", "noaux_tc", routed_scaling_factor=2.5),
+)
 MODELS["hunyuan"] = replace(LLAMA, model_type="hunyuan_v1_dense", num_key_value_heads=2, head_dim=16)
 MODELS["hunyuan, biases"] = replace(
     MODELS["hunyuan"], attention_bias=True, num_attention_heads=6, tie_word_embeddings=True

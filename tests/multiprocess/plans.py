@@ -1286,6 +1286,12 @@ CASES[2] |= {
     "qwen4 exp, cp, ep over cp": ("qwen4 exp", strategy(cp=2, ep=2, recompute="full"), 2),
     "qwen4 exp, zigzag ring": ("qwen4 exp of 6 heads", strategy(cp=2, ep=2, attention="zigzag_ring"), 2),
     "packed documents, qwen4 exp, ulysses": ("qwen4 exp of 6 heads", strategy(cp=2, ep=2, attention="ulysses"), 2),
+    "sarvam tp": ("sarvam", strategy(tp=2, recompute="attention+mlp"), 2),
+    "sarvam, latent, ep over cp, zigzag ring, ZeRO-3": (
+        "sarvam, latent",
+        strategy(cp=2, ep=2, zero=3, attention="zigzag_ring", recompute="full"),
+        2,
+    ),
 }
 CASES[4] |= {
     "qwen4 exp, padded heads": ("qwen4 exp of 6 heads", strategy(tp=4, recompute="residual+mlp_norm"), 2),
@@ -1293,6 +1299,8 @@ CASES[4] |= {
     "qwen4 exp, tp x cp": ("qwen4 exp", strategy(tp=2, cp=2, ep=2, recompute="mlp"), 2),
     "qwen4 exp, ep x tp": ("qwen4 exp", strategy(tp=2, dp=2, ep=2, sp=False), 2),
     "qwen4 exp, whole experts over tp and dp": ("qwen4 exp", strategy(tp=2, dp=2, ep=4, etp=1), 2),
+    "sarvam ep x tp": ("sarvam", strategy(tp=2, dp=2, ep=2), 2),
+    "sarvam, latent, tp x pp": ("sarvam, latent", strategy(tp=2, pp=2, layers=(3, 1)), 3),
 }
 
 MOST_OF_A_FAMILY, MOST_OF_A_LAYOUT = 1, 1
@@ -1334,6 +1342,8 @@ LATER_FAMILIES = (
         "mistral_large4_text",
         "minimax",
         "qwen4_exp_text",
+        "sarvam_moe",
+        "sarvam_mla",
     ),
 )
 FURTHER = {

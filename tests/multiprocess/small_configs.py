@@ -1717,3 +1717,25 @@ CONFIGS["qwen4 exp, 2-grams, all keys chosen"] = {
     "ple_layer_ids": [2],
     "eos_token_id": [3, 7],
 }
+SARVAM = {**HY3, "num_hidden_layers": 3, "head_dim": 16}
+CONFIGS["sarvam"] = {**SARVAM, "model_type": "sarvam_moe"}
+CONFIGS["sarvam, biases, no norms of heads, groups, tied"] = {
+    **SARVAM,
+    "model_type": "sarvam_moe",
+    "use_qkv_bias": True,
+    "use_qk_norm": False,
+    "partial_rotary_factor": 0.5,
+    "n_group": 4,
+    "topk_group": 2,
+    "norm_topk_prob": False,
+    "num_shared_experts": 2,
+    "tie_word_embeddings": True,
+}
+CONFIGS["sarvam, latent"] = {
+    **{key: value for key, value in LATENT.items() if key not in ("q_lora_rank", "n_routed_experts")},
+    "model_type": "sarvam_mla",
+    "num_experts": 8,
+    "head_dim": 28,
+    "rope_theta": 1e4,
+    "rope_scaling": {**YARN, "rope_type": "deepseek_yarn", "mscale_all_dim": 1.0},
+}

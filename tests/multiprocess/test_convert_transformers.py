@@ -42,6 +42,7 @@ CHOSEN = (
     "muse spark",
     "mistral large 4, shared keys and choices",
     "qwen4 exp",
+    "sarvam",
 )
 """What is special in a config, keys without which transformers builds no model, and names that are not Llama's."""
 

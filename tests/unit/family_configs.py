@@ -22,6 +22,7 @@ HYBRID_EXPERTS = {
     "num_experts_per_tok": 2,
 }
 LAGUNA = {"moe_intermediate_size": 64, "num_experts": 8, "num_experts_per_tok": 2}
+SARVAM = {"moe_intermediate_size": 64, "num_experts": 8, "num_experts_per_tok": 2}
 STEP = {"moe_intermediate_size": 64, "n_routed_experts": 8, "num_experts_per_tok": 2}
 KIMI = {"max_position_embeddings": None, "moe_intermediate_size": 64, "num_experts": 8, "num_experts_per_token": 2}
 DEEPSEEK = {"moe_intermediate_size": 64, "n_routed_experts": 8, "num_experts_per_tok": 2}

@@ -19,6 +19,7 @@ from tests.unit.family_configs import (
     LONGCAT,
     M3,
     M3_CHOICE,
+    SARVAM,
     SPARK,
     STEP,
     read,
@@ -718,6 +719,28 @@ STEP_WINDOWS = {"layer_types": ["full_attention", *["sliding_attention"] * 3], "
             "num_experts=8 of m is not read, as another key goes before it; leave one of them out",
         ),
         ("hy_v3", {"qk_norm": False}, "qk_norm=False of m is not supported; True is"),
+        ("sarvam_moe", {"moe_intermediate_size": 64}, "num_experts is missing from the config of m"),
+        (
+            "sarvam_moe",
+            {"moe_router_enable_expert_bias": False},
+            "moe_router_enable_expert_bias=False of m is not supported; True is",
+        ),
+        ("sarvam_moe", {"use_rmsnorm": False}, "use_rmsnorm=False of m is not supported; True is"),
+        ("sarvam_moe", {"use_bias": True}, "use_bias=True of m is not supported; False is"),
+        ("sarvam_moe", {"output_router_logits": True}, "output_router_logits=True of m is not supported; False is"),
+        (
+            "sarvam_moe",
+            {**SARVAM, "score_function": "softmax"},
+            "score_function='softmax' of m is not supported; sigmoid is",
+        ),
+        (
+            "sarvam_moe",
+            {**SARVAM, "moe_shared_expert_intermediate_size": 128},
+            "moe_shared_expert_intermediate_size=128 of m is not supported; 64 is",
+        ),
+        ("sarvam_mla", {"use_qk_norm": False}, "use_qk_norm=False of m is not supported; True is"),
+        ("sarvam_mla", {"attention_bias": True}, "attention_bias=True of m is not supported; False is"),
+        ("sarvam_mla", {"use_qkv_bias": True}, "use_qkv_bias=True of m is not supported; False is"),
         ("hy_v3", {"norm_topk_prob": False}, "norm_topk_prob=False of m is not supported; True is"),
         ("mistral4", {"n_group": 4}, "n_group=4 of m is not supported; 1 is"),
         *(
@@ -990,7 +1013,7 @@ STEP_WINDOWS = {"layer_types": ["full_attention", *["sliding_attention"] * 3], "
                 "num_experts=8 of m is not a key of model_type=qwen3_5_text, which would be another model without it; "
                 "qwen2_moe or qwen3_moe or qwen3_next or olmoe or flex_olmo or qwen3_5_moe_text or exaone_moe or "
                 "kolibri1 or hy_v3 or afmoe or gemma4_text or hunyuan_v1_moe or lfm2_moe or kimi_linear or "
-                "bailing_hybrid or mellum or laguna or qwen4_exp_text has it"
+                "bailing_hybrid or mellum or laguna or qwen4_exp_text or sarvam_moe or sarvam_mla has it"
             ),
         ),
         (

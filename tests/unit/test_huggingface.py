@@ -237,11 +237,13 @@ def parameters(model: ModelSpec) -> int:
         if model.model_type == "lfm3":  # norms behind both branches, too, and a gate of each head
             norms, mixers = 4, mixers + (layers - convolved) * hidden * model.num_attention_heads
         return vocabulary + mixers + mlps + layers * norms * hidden + hidden
-    if model.model_type in ("dots1", "exaone4", "exaone_moe", "hy_v3") or model.normalizes_turned_heads:  # as Qwen 3
+    as_qwen_3 = ("dots1", "exaone4", "exaone_moe", "hy_v3", "sarvam_moe")
+    if model.model_type in as_qwen_3 or model.normalizes_turned_heads:
         attention += 2 * model.head_dim
     if model.model_type == "afmoe":  # as Qwen 3, and norms behind attention and MLP, and a gate beside each query
         attention += 2 * model.head_dim + 2 * hidden + hidden * queries
-    if model.model_type in ("ernie4_5_moe", "dots1", "solar_open", "exaone_moe", "hy_v3", "hunyuan_v1_moe", "afmoe"):
+    deepseeks_experts = ("ernie4_5_moe", "dots1", "solar_open", "exaone_moe", "hy_v3", "hunyuan_v1_moe", "afmoe")
+    if model.model_type in (*deepseeks_experts, "sarvam_moe"):
         return vocabulary + layers * (attention + 2 * hidden) + mlp_parameters(model) + hidden
     if model.model_type == "glm4_moe":
         attention += queries + 2 * keys + (2 * model.head_dim if model.use_qk_norm else 0)
@@ -423,6 +425,8 @@ def recurrence(model: ModelSpec) -> int:
         ("lfm2-8b-a1b", 8_339_929_856),
         ("lfm3-1.7b", 1_728_801_536),
         ("ling-3.0-flash", 124_414_191_072),
+        ("sarvam-30b", 32_152_648_064),
+        ("sarvam-105b", 106_031_763_456),
         ("mellum2-12b-a2.5b", 12_149_923_072),
         ("starcoder2-3b", 3_030_371_328),
         ("starcoder2-7b", 7_173_923_840),

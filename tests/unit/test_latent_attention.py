@@ -225,7 +225,7 @@ def test_latent_attention_goes_with_its_families() -> None:
     assert str(raised.value) == (
         "latent_attention of tiny-llama must be absent with model_type=llama; that is of deepseek_v2, deepseek_v3, "
         "kimi_k2, axk1, glm4_moe_lite, mistral4, youtu, minicpm3, deepseek_v32, glm_moe_dsa, kimi_linear, "
-        "bailing_hybrid, glm5_next_text, hy_v4, longcat_flash, mistral_large4_text"
+        "bailing_hybrid, glm5_next_text, hy_v4, longcat_flash, mistral_large4_text, sarvam_mla"
     )
     with pytest.raises(AutoshardError) as raised:
         replace(TINY, shared_expert_intermediate_size=100)
@@ -268,7 +268,8 @@ def test_glm_turns_half_of_each_head_and_says_itself_whether_heads_have_norms() 
     with pytest.raises(AutoshardError) as raised:
         replace(MODELS["llama"], use_qk_norm=True)
     assert str(raised.value) == (
-        "use_qk_norm=True of tiny-llama must be False with model_type=llama; that is of glm4_moe, cohere, stablelm"
+        "use_qk_norm=True of tiny-llama must be False with model_type=llama; that is of glm4_moe, cohere, stablelm, "
+        "sarvam_moe"
     )
     layout = strategy(tp=8, pp=4, layers=(12, 12, 11, 11))
     with pytest.raises(AutoshardError) as raised:

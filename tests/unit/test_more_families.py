@@ -40,6 +40,7 @@ from tests.unit.family_configs import (
     LONGCAT,
     M3,
     M3_CHOICE,
+    SARVAM,
     SIZES,
     SPARK,
     STEP,
@@ -553,6 +554,44 @@ def test_what_an_axk1_config_leaves_out() -> None:
     assert other.mlp_layer_types == ("sparse", "dense", "sparse", "dense")
     for one in (model, other):
         assert from_config(to_config(one), "m") == one
+
+
+def test_what_a_sarvam_config_leaves_out() -> None:
+    model = read("sarvam_moe", **SARVAM)
+    assert (model.num_key_value_heads, model.head_dim, model.rope_theta, model.norm_eps) == (4, 64, 8e6, 1e-6)
+    assert (model.normalizes_heads, model.rotary_dim, model.attention_bias) == (True, 64, False)
+    assert model.router == Router("sigmoid", "noaux_tc", routed_scaling_factor=2.5)
+    assert (model.shared_expert_intermediate_size, model.dense_intermediate_size) == (64, 1536)
+    assert model.mlp_layer_types == ("dense", "sparse", "sparse", "sparse")
+    biased = read("sarvam_moe", **SARVAM, use_qkv_bias=True, use_qk_norm=False, partial_rotary_factor=0.5)
+    assert (biased.attention_bias, biased.output_projection_bias, biased.rotary_dim) == (True, False, 32)
+    for one in (model, biased):
+        assert from_config(to_config(one), "m") == one
+
+
+def test_what_a_sarvam_config_with_latent_attention_leaves_out() -> None:
+    model = read("sarvam_mla", **SARVAM)
+    assert model.latent_attention == LatentAttention(None, 512, 64, 128)
+    assert (model.head_dim, model.num_key_value_heads, model.rope_theta, model.norm_eps) == (192, 32, 1e4, 1e-6)
+    assert model.router == Router("sigmoid", "noaux_tc", routed_scaling_factor=2.5)
+    assert model.mlp_layer_types == ("dense", "sparse", "sparse", "sparse")
+    stretched = {"factor": 40, "original_max_position_embeddings": 4096, "mscale": 1.0, "mscale_all_dim": 1.0}
+    by_type = read("sarvam_mla", **SARVAM, rope_scaling={**stretched, "type": "deepseek_yarn"})
+    assert by_type == read("sarvam_mla", **SARVAM, rope_scaling={**stretched, "rope_type": "deepseek_yarn"})
+    assert by_type == read("sarvam_mla", **SARVAM, rope_scaling={**stretched, "type": "yarn"})
+    assert by_type.rope_scaling == RopeScaling(
+        "yarn", 40.0, None, None, 4096, beta_fast=32.0, beta_slow=1.0, mscale=1.0, mscale_all_dim=1.0
+    )
+    for one in (model, by_type):
+        assert from_config(to_config(one), "m") == one
+
+
+@pytest.mark.parametrize("model_type", ["sarvam_moe", "sarvam_mla"])
+def test_transformers_names_of_experts_say_the_same_of_sarvam(model_type: str) -> None:
+    published = read(model_type, **SARVAM, num_shared_experts=2)
+    for experts in ("n_routed_experts", "num_local_experts"):
+        renamed = {experts: 8, "n_shared_experts": 2, "moe_intermediate_size": 64, "num_experts_per_tok": 2}
+        assert read(model_type, **renamed) == published
 
 
 def test_what_a_hy_v3_config_leaves_out() -> None:

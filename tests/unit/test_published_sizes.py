@@ -254,6 +254,10 @@ PUBLISHED: tuple[tuple[str, Callable[[ModelSpec], int], str, str], ...] = (
     ("qwen3.8-flash-next", without_ngrams, "125e9", "a list of deployments in another project"),
     ("qwen3.8-flash-next", ngrams, "51e9", "the same"),
     ("qwen3.8-flash-next", met_blocks, "6e9", "the same"),
+    ("sarvam-30b", parameter_count, "32.1e9", "another project's count; its name says 30"),
+    ("sarvam-30b", met_blocks, "2.4e9", "its page"),
+    ("sarvam-105b", parameter_count, "106e9", "a page on it; its name says 105"),
+    ("sarvam-105b", met_blocks, "10.3e9", "model card"),
 )
 """Model, what is counted, the number with the digits that were published, who says so."""
 
