@@ -82,7 +82,8 @@ class OperatorNeeds(NamedTuple):
     groups: products that the m rows belong to, one for each expert, which has a k by n matrix of its own, or for each
     chunk.
     quantized: 1 for a product that may read quantised operands, else 0. casts: 1 where it casts its input, too.
-    value_dim: of attention, the width of a head's value.
+    value_dim: of attention, the width of a head's value. frozen: 1 for a product with a weight that is not learned,
+    else 0.
     """
 
     kind: str
@@ -97,6 +98,7 @@ class OperatorNeeds(NamedTuple):
     quantized: Number = 0.0
     casts: Number = 0.0
     value_dim: Number = 0.0
+    frozen: Number = 0.0
 
 
 class QuantizedProducts(NamedTuple):
@@ -161,7 +163,9 @@ def operator_needs(program: Program, step: OperatorStep) -> OperatorNeeds:
         # as a loss of whole logits moves: these, and the probabilities
         lost = logits + program.graph.summed_bytes(op.inputs[0]) * m * n
         traffic = (work.bytes_moved + logits, lost, work.flops, work.backward_flops_ratio)
-        return OperatorNeeds("chunked_loss", m, n, k, *traffic, KINDS[op.kind].groups(op, program.graph, sizes))
+        frozen = float(program.graph.is_frozen(op))
+        groups = KINDS[op.kind].groups(op, program.graph, sizes)
+        return OperatorNeeds("chunked_loss", m, n, k, *traffic, groups, frozen=frozen)
     if op.kind in ("choose_keys", "choose_pools", "choose_means", "choose_entries"):
         queries, width = prod(sizes[dim] for dim in op.loop_dims), sizes["index_dim"]
         seen = seen_entries(op, program.graph, sizes) if "rate" in op.attributes else seen_keys(program.graph, sizes)
@@ -183,7 +187,7 @@ def operator_needs(program: Program, step: OperatorStep) -> OperatorNeeds:
     marks = float(is_quantized), float(is_quantized and bool(op.attributes.get(CASTS_INPUT)))
     groups = KINDS[op.kind].groups(op, program.graph, sizes)
     traffic = (work.bytes_moved + extra, 0.0, work.flops, work.backward_flops_ratio)
-    return OperatorNeeds(kind, m, n, k, *traffic, groups, *marks)
+    return OperatorNeeds(kind, m, n, k, *traffic, groups, *marks, frozen=float(program.graph.is_frozen(op)))
 
 
 def operator_seconds(
@@ -246,11 +250,11 @@ def seconds_of(
     wave = software.wave_elements
     forward = matmul_s(m, n, k, device, peak_flops_per_s, wave, groups)
     to_input = matmul_s(m, k, n, device, peak_flops_per_s, wave, groups)
-    backward = largest(to_input, moving) + casting_back + launch
-    if not software.adapts:
-        to_weight = matmul_s(groups * k, n, m / groups, device, peak_flops_per_s, wave, groups)
-        backward = largest(to_input, moving) + largest(to_weight, moving) + casting_back + 2 * launch
-    again = (needs.backward_ratio - 2.0) * largest(forward, moving)  # of a recurrence its states, of a loss its logits
+    to_weight = matmul_s(groups * k, n, m / groups, device, peak_flops_per_s, wave, groups)
+    learned = 0.0 if software.adapts else 1.0 - needs.frozen
+    backward = largest(to_input, moving) + learned * largest(to_weight, moving) + casting_back + (1 + learned) * launch
+    # of a recurrence its states, of a loss its logits
+    again = (needs.backward_ratio - 2.0 + needs.frozen) * largest(forward, moving)
     if needs.kind == "chunked_loss":  # the products of each chunk are launched by themselves, and so is its loss
         loss = memory_s(needs.scores_bytes, device) * slow * software.loss_passes
         ahead, back = LOSS_LAUNCHES

@@ -14,7 +14,7 @@ from autoshard.cost.stage import DenseBlocks, Parts, strategy_parts
 from autoshard.cost.step import TIME_TERMS, time_values
 from autoshard.cost.values import Estimate, StageMemory, Term
 from autoshard.cost.zero_sharding import State, parts_state
-from autoshard.graph.count import total_flops
+from autoshard.graph.count import step_flops
 from autoshard.layout.mesh import Mesh
 from autoshard.layout.sharding import OperatorChoices
 from autoshard.layout.strategy import Strategy
@@ -120,16 +120,16 @@ def _placed(
 
 @lru_cache(maxsize=256)
 def model_flops_per_step(model: ModelSpec, training: TrainingSpec) -> float:
-    """Forward and backward (twice the forward) of all matrix products and of causal attention; no recompute, no
-    padding.
+    """Forward and backward (twice the forward, once where weights are not learned) of all matrix products and of causal
+    attention; no recompute, no padding.
 
     Experts count the tokens that are routed to them, not their slots.
     """
     sizes = dim_sizes(model, training.global_batch_size, training.sequence_length)
     routed = {"capacity": routed_tokens(model, training.sequence_length)} if model.is_moe else {}
-    ends = total_flops(stage_graph(model, sizes, (), first=True, last=True), **routed)
+    ends = step_flops(stage_graph(model, sizes, (), first=True, last=True), **routed)
     blocks = (
-        count * total_flops(stage_graph(model, sizes, (kind,), first=False, last=False), **routed)
+        count * step_flops(stage_graph(model, sizes, (kind,), first=False, last=False), **routed)
         for kind, count in model.kind_counts(0, model.num_hidden_layers)
     )
-    return 3.0 * (sum(blocks) + ends)
+    return sum(blocks) + ends

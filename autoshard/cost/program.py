@@ -26,7 +26,7 @@ from autoshard.graph.count import (
 )
 from autoshard.graph.ir import Operator
 from autoshard.graph.loss_kinds import num_chunks
-from autoshard.graph.partition import GatherEinsumStep, OperatorStep, Program, RedistributeStep, Step, is_projection
+from autoshard.graph.partition import GatherEinsumStep, OperatorStep, Program, RedistributeStep, Step, learns_projection
 from autoshard.graph.recompute import (
     NO_RECOMPUTE,
     held_bytes,
@@ -405,7 +405,7 @@ def _head_gradients(program: Program, elements: Mapping[str, int]) -> int:
 
 
 def _operator(program: Program, step: OperatorStep) -> Operators:
-    return Operators(operator_needs(program, step), 0.5 * is_projection(program.graph, step.operator))
+    return Operators(operator_needs(program, step), 0.5 * learns_projection(program.graph, step.operator))
 
 
 def price_program(

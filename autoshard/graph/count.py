@@ -223,7 +223,18 @@ def total_flops(graph: Graph, **sizes: float) -> float:
     """Forward FLOPs of the whole unsharded graph: matrix products, attention and what stands in its place (what MFU
     counts); what chooses the keys of sparse attention is left out, and that attention counts as that of all keys.
     sizes: of dims that count with another size than the graph's."""
-    counted = ("einsum", "linear_cross_entropy", *ATTENTION_KINDS, *WITH_STATES)
-    work = [op for op in graph.operators if op.kind in counted]
+    return sum(flops for _, flops in _counted(graph, sizes))
+
+
+def step_flops(graph: Graph, **sizes: float) -> float:
+    """FLOPs of the whole unsharded graph, counted as `total_flops` does, forward and backward: twice the forward, or
+    once where a product's weight is not learned."""
+    return sum(flops * (2 if graph.is_frozen(op) else 3) for op, flops in _counted(graph, sizes))
+
+
+def _counted(graph: Graph, sizes: Mapping[str, float]) -> Iterator[tuple[Operator, float]]:
+    """(an operator that MFU counts, its forward FLOPs). sizes: of dims that count with another size."""
     counted_sizes: dict[str, float] = {**graph.sizes, **sizes}
-    return sum(KINDS[op.kind].flops(op, graph, counted_sizes) for op in work)
+    for op in graph.operators:
+        if op.kind in ("einsum", "linear_cross_entropy", *ATTENTION_KINDS, *WITH_STATES):
+            yield op, KINDS[op.kind].flops(op, graph, counted_sizes)

@@ -22,6 +22,7 @@ inputs and outputs must be multiples of on a rank, else it is as others; whether
 those that read it does."""
 _MATRIX_READERS = ("einsum", "linear_cross_entropy", "embedding", "position_embedding", "causal_conv")
 """Kinds of operators whose second input, where it is a parameter, is a matrix."""
+_PRODUCTS = ("einsum", "linear_cross_entropy")
 
 
 def summed_bytes(element_bytes: int) -> int:
@@ -108,6 +109,14 @@ class Graph:
     def learned(self) -> tuple[Tensor, ...]:
         """The parameters that are learned; one that two operators share is there once."""
         return tuple(tensor for tensor in self.parameters() if tensor.differentiable)
+
+    def is_frozen(self, op: Operator) -> bool:
+        """Whether the operator multiplies by a weight that is not learned."""
+        return (
+            op.kind in _PRODUCTS
+            and self.tensors[op.inputs[1]].role == "parameter"
+            and not self.tensors[op.inputs[1]].differentiable
+        )
 
     def rounded(self, tensor: Tensor) -> bool:
         """Whether a parameter is held in the dtype of the weights: all that are learned are, and all matrices. What is

@@ -72,8 +72,9 @@ class LinearCrossEntropy(CrossEntropy):
         return 2.0 * prod(self.matmul_shape(op, graph, sizes))
 
     def backward_flops_ratio(self, op: Operator, graph: Graph) -> float:
-        """The logits again, then the two products of a matrix product's backward."""
-        return 3.0
+        """The logits again, then the two products of a matrix product's backward, or that of its input alone where the
+        table is not learned."""
+        return 2.0 if graph.is_frozen(op) else 3.0
 
     def saved_inputs(self, op: Operator, graph: Graph) -> tuple[int, ...]:
         return (0, 1)

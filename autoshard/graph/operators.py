@@ -22,7 +22,8 @@ from autoshard.graph.stream_kinds import CollapseStreams, ExpandStreams, MeanStr
 
 
 class Einsum(OperatorKind):
-    """Matrix products: 2 FLOPs for each point of the loop nest, twice that backward; keeps both inputs."""
+    """Matrix products: 2 FLOPs for each point of the loop nest, forward and for the gradient of each input that has
+    one, for which the other input is kept."""
 
     def matmul_shape(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[float, float, float]:
         left, right = (graph.tensors[name].dims for name in op.inputs)
@@ -43,8 +44,14 @@ class Einsum(OperatorKind):
     def flops(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
         return 2.0 * prod(sizes[dim] for dim in op.loop_dims)
 
+    def backward_flops_ratio(self, op: Operator, graph: Graph) -> float:
+        """A product for the gradient of each input that has one."""
+        return float(sum(graph.tensors[name].differentiable for name in op.inputs))
+
     def saved_inputs(self, op: Operator, graph: Graph) -> tuple[int, ...]:
-        return (0, 1)
+        """Each input, for the gradient of the other one."""
+        has_gradient = [graph.tensors[name].differentiable for name in op.inputs]
+        return tuple(place for place, other in enumerate(reversed(has_gradient)) if other)
 
 
 class Elementwise(OperatorKind):

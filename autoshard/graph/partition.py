@@ -190,7 +190,8 @@ class _Partitioner:
 def _fuse_gathers(
     graph: Graph, steps: list[OperatorStep | RedistributeStep], outputs: tuple[str, ...]
 ) -> tuple[Step, ...]:
-    """Fold an all-gather of an activation into the matrix products right behind it when nothing else reads it."""
+    """Fold an all-gather of an activation into the matrix products right behind it when nothing else reads it. Products
+    with weights that are not learned do not read it in backward: nothing is gathered again for them."""
     fused: list[Step] = []
     position = 0
     while position < len(steps):
@@ -199,7 +200,7 @@ def _fuse_gathers(
             readers = [s for s in steps[position:] if isinstance(s, OperatorStep) and step.target in s.inputs]
             behind = steps[position + 1 : position + 1 + len(readers)]
             if behind == readers and all(
-                s.inputs[0] == step.target and is_projection(graph, s.operator) for s in readers
+                s.inputs[0] == step.target and learns_projection(graph, s.operator) for s in readers
             ):
                 fused.append(GatherEinsumStep(step, tuple(readers)))
                 position += 1 + len(readers)
@@ -237,3 +238,8 @@ def is_projection(graph: Graph, op: Operator) -> bool:
     columns = tuple(dim for dim in w if dim not in contracted)
     fits = rows + contracted == x and columns + contracted == w and rows + columns == out
     return fits and bool(contracted) and bool(columns)
+
+
+def learns_projection(graph: Graph, op: Operator) -> bool:
+    """Whether the operator is a projection whose parameter is learned: backward reads its input for that gradient."""
+    return is_projection(graph, op) and graph.tensors[op.inputs[1]].differentiable

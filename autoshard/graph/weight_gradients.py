@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from autoshard.graph.count import operator_steps
-from autoshard.graph.partition import GatherEinsumStep, OperatorStep, Program, is_projection
+from autoshard.graph.partition import GatherEinsumStep, OperatorStep, Program, learns_projection
 
 
 def projections(program: Program) -> tuple[OperatorStep, ...]:
     """The projections of a program, in its order, with those behind a shared gather."""
     steps = (one for step in program.steps for one in operator_steps(step))
-    return tuple(one for one in steps if is_projection(program.graph, one.operator))
+    return tuple(one for one in steps if learns_projection(program.graph, one.operator))
 
 
 class Waiting(NamedTuple):
@@ -46,7 +46,7 @@ def waiting_of_steps(program: Program, whole: Mapping[str, str]) -> list[Waiting
         inputs: dict[str, float] = {}
         gradients: dict[str, float] = {}
         for one in operator_steps(step):
-            if is_projection(program.graph, one.operator):
+            if learns_projection(program.graph, one.operator):
                 view, output = sources.get(one.inputs[0], one.inputs[0]), one.operator.output
                 inputs[storages.get(view, view)] = float(program.local_bytes[view])
                 gradients[whole.get(output, output)] = float(program.local_bytes[output])

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 from autoshard.graph.count import Collective, backward_collectives, forward_collectives, parameter_elements
 from autoshard.graph.ir import Graph
 from autoshard.graph.operators import split_norm_dims
-from autoshard.graph.partition import OperatorStep, Program, RedistributeStep, Step, is_projection
+from autoshard.graph.partition import OperatorStep, Program, RedistributeStep, Step, learns_projection
 from autoshard.graph.recompute import block_of, segments
 from autoshard.layout.buckets import (
     BucketKey,
@@ -160,7 +160,7 @@ def signature(place: Place, step: OperatorStep, attends: bool = False) -> tuple[
     op, graph = step.operator, place.graph
     if (
         not (op.kind in _KINDS or (attends and op.kind == "attention" and _is_plainly_causal(place, step)))
-        or (op.kind == "einsum" and place.weights_apart and is_projection(graph, op))
+        or (op.kind == "einsum" and place.weights_apart and learns_projection(graph, op))
         or (op.kind == "norm" and any(place.piece(step, dim)[1] > 1 for dim in split_norm_dims(op)))
         or (op.kind == "cross_entropy" and place.piece(step, "vocab")[1] > 1)
         or op.attributes.get("aux_loss_coef")

@@ -78,13 +78,15 @@ class _ChunkedLoss(torch.autograd.Function):
         rows, local = x.flatten(0, -2), labels.flatten() - loss.offset
         held = ((local >= 0) & (local < loss.columns)).to(log_sum_exp.dtype)
         scale = (labels.flatten() >= 0) * (grads[0] / loss.tokens)
-        of_x, of_weight = torch.empty_like(rows), torch.zeros_like(weight)
+        of_x = torch.empty_like(rows)
+        of_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         for at in loss.places(len(rows)):
             columns = local[at].clamp(0, len(weight) - 1).unsqueeze(-1)
             given = columns, held[at].unsqueeze(-1), scale[at].unsqueeze(-1), log_sum_exp[at].unsqueeze(-1)
             gradient = _of_logits(rows[at], weight, given, loss)
             torch.mm(gradient, weight, out=of_x[at])
-            of_weight.addmm_(gradient.t(), rows[at])
+            if of_weight is not None:
+                of_weight.addmm_(gradient.t(), rows[at])
             del gradient  # before the next one is made
         return of_x.view_as(x), of_weight, None, None
 

@@ -96,7 +96,7 @@ class Projection:
         """The kernel whose backward leaves the gradient of a parameter in `later`."""
 
         def run(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-            if not isinstance(w, nn.Parameter):
+            if not isinstance(w, nn.Parameter) or not w.requires_grad:
                 return self(x, w)
             (y,) = later_linear(self.flat_input(x), None, None, later, (w,), (self.flat_weight(w),))
             return self.unflatten(y, w)
@@ -114,13 +114,16 @@ class _BatchedEinsum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor, *equations: str) -> torch.Tensor:
         product, *ctx.equations = equations
-        ctx.save_for_backward(x, w)
+        needs_x, needs_w, *_ = ctx.needs_input_grad
+        ctx.save_for_backward(x if needs_w else None, w if needs_x else None)
         return torch.einsum(product, x, w)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (x, w), (of_x, of_w), (grad,) = ctx.saved_tensors, ctx.equations, grads
-        return torch.einsum(of_x, grad, w), torch.einsum(of_w, grad, x), None, None, None
+        needs_x, needs_w, *_ = ctx.needs_input_grad
+        of_input = torch.einsum(of_x, grad, w) if needs_x else None
+        return of_input, torch.einsum(of_w, grad, x) if needs_w else None, None, None, None
 
 
 def _einsum(context: Context, step: OperatorStep) -> Kernel:
@@ -300,8 +303,22 @@ def _position_scale(context: Context, step: OperatorStep) -> Kernel:
     return run
 
 
+class _TakesGradient(torch.autograd.Function):
+    """What it is given, which takes a gradient from here on, though nothing before it is learned. That gradient ends
+    here; a tensor that requires one itself would be kept for it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, empty: torch.Tensor) -> torch.Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[None, None]:
+        return None, None
+
+
 def _embedding(context: Context, step: OperatorStep) -> Kernel:
-    """The kernel of rows by token ids; the row `padding_idx` gets no gradient here."""
+    """The kernel of rows by token ids; the row `padding_idx` gets no gradient here. Rows of a table that is not learned
+    take one all the same: the blocks behind it are as all others then."""
     position, count = context.piece(step, context.dims(step.operator.inputs[1])[0])
     unlearned: Any = step.operator.attributes.get("padding_idx", -1)
 
@@ -316,7 +333,9 @@ def _embedding(context: Context, step: OperatorStep) -> Kernel:
         held = (local >= 0) & (local < rows)
         return F.embedding(local.clamp(0, rows - 1), table, padding) * held.unsqueeze(-1)
 
-    return look_up
+    if context.graph.tensors[step.operator.inputs[1]].differentiable:
+        return look_up
+    return lambda ids, table: _TakesGradient.apply(look_up(ids, table), torch.empty(0, requires_grad=True))
 
 
 def _position_embedding(context: Context, step: OperatorStep) -> Kernel:

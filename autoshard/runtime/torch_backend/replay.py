@@ -39,14 +39,18 @@ class _Replay:
         self._run, self._slots = run, list[ref[_Slot]]()
         self._inputs: torch.Tensor | None = _Inputs.apply(torch.empty(0, requires_grad=True), *inputs)
 
-    def leave_out(self, _: torch.Tensor) -> _Slot:
-        """A slot in place of a tensor."""
+    def leave_out(self, x: torch.Tensor) -> torch.Tensor | _Slot:
+        """A slot in place of a tensor that is computed."""
+        if _stays(x):
+            return x
         slot = _Slot()
         self._slots.append(ref(slot))  # weak: what autograd has released is not computed for it
         return slot
 
-    def give(self, slot: _Slot) -> torch.Tensor:
+    def give(self, slot: torch.Tensor | _Slot) -> torch.Tensor:
         """The tensor of a slot, once."""
+        if isinstance(slot, torch.Tensor):
+            return slot
         if self._inputs is not None:
             self._fill()
         value, slot.value = slot.value, None
@@ -59,6 +63,8 @@ class _Replay:
         left = self._slots[::-1]
 
         def fill(x: torch.Tensor) -> torch.Tensor:
+            if _stays(x):
+                return x
             slot, x = left.pop()(), x.detach()  # an operator that kept its own output would never be freed
             if slot is not None:
                 slot.value = x
@@ -68,6 +74,12 @@ class _Replay:
 
         with suppress(_Filled), torch.enable_grad(), saved_tensors_hooks(fill, lambda x: x):
             self._run(*inputs)
+
+
+def _stays(x: torch.Tensor) -> bool:
+    """Whether it is a weight that is not learned, or a view of one: nothing runs again for it."""
+    whole = x if x._base is None else x._base
+    return isinstance(whole, torch.nn.Parameter) and not whole.requires_grad
 
 
 class _Filled(Exception):
