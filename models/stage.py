@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from math import ceil
 
+from autoshard.errors import AutoshardError
+from autoshard.graph.adapters import RANK, with_adapters
+from autoshard.graph.adapters import linear_layers as adaptable
 from autoshard.graph.attention_kind import KEY, KEY_BLOCK
 from autoshard.graph.compressed_kinds import SERIES
 from autoshard.graph.ir import Graph, GraphBuilder
@@ -103,6 +107,8 @@ def dim_sizes(model: ModelSpec, batch: int, seq: int, tp: int = 1, capacity_fact
         }
     if model.conv is not None:
         sizes |= {"conv_channel": padded_width(model, model.hidden_size, tp), "conv_tap": model.conv.conv_L_cache}
+    if model.lora is not None:
+        sizes[RANK] = model.lora.r
     if model.graph is not None:
         sizes.update(model.graph.sizes)
     return sizes
@@ -186,7 +192,8 @@ def stage_graph(
 
     sizes: as `dim_sizes` gives them. layers: places of blocks in the model. element_bytes: of a parameter or activation
     element.
-    Raises AutoshardError for a family of a plug-in that does not build it.
+    Raises AutoshardError for a family of a plug-in that does not build it, and for adapters that no block has a place
+    for.
     """
     if FAMILIES.plugin(model.model_type) is not None:
         _check_plugin(model)
@@ -198,7 +205,41 @@ def stage_graph(
         loss = graph.head(b, model, x)
         if model.multi_token_prediction is not None:
             prediction(b, model, graph, loss, attention_kernel)
-    return b.build()
+    if (lora := model.lora) is None:
+        return b.build()
+    check_adapters(model)
+    return with_adapters(b.build(), lora.r, lora.scale, lora.target_modules)
+
+
+def linear_layers(model: ModelSpec) -> tuple[str, ...]:
+    """Names of the linear layers of a model's blocks that may have adapters, sorted."""
+    return tuple(sorted({name for _, names in _layers_of_kinds(model) for name in names}))
+
+
+def _layers_of_kinds(model: ModelSpec) -> Iterator[tuple[int, set[str]]]:
+    """(the first block of each kind, names of its linear layers that may have adapters)."""
+    bare, sizes = replace(model, lora=None), published_sizes(replace(model, lora=None))
+    for kind in bare.kinds:
+        yield kind, {*adaptable(stage_graph(bare, sizes, (kind,), first=False, last=False)).values()}
+
+
+@lru_cache(maxsize=64)
+def check_adapters(model: ModelSpec) -> None:
+    """Raises AutoshardError where some of a model's adapters have no layer to stand beside, or a kind of block has none
+    of them."""
+    assert model.lora is not None
+    asked, known = {*model.lora.target_modules}, {*linear_layers(model)}
+    if unknown := sorted(asked - known):
+        raise AutoshardError(
+            f"target_modules of lora of {model.name} has {unknown[0]}, which none of its blocks has; linear layers "
+            f"that they have: {', '.join(sorted(known))}"
+        )
+    for kind, names in _layers_of_kinds(model):
+        if asked.isdisjoint(names):
+            raise AutoshardError(
+                f"target_modules={'+'.join(model.lora.target_modules)} of lora of {model.name}: block {kind} has none "
+                f"of them, and would learn nothing; it has {', '.join(sorted(names))}"
+            )
 
 
 @lru_cache(maxsize=64)

@@ -184,6 +184,13 @@ def dropout_runs_on_torch(problem: Problem, draft: Draft) -> str | None:
     return None
 
 
+def adapters_run_on_torch(problem: Problem, draft: Draft) -> str | None:
+    """NxD has adapters of its own (neuronx_distributed.modules.lora), which the backend does not build."""
+    if problem.model.lora is not None:
+        return f"backend=nxd trains all weights of {problem.model.name}, no adapters (lora); use backend torch"
+    return None
+
+
 def loss_is_of_all_logits(problem: Problem, draft: Draft) -> str | None:
     """The backend calls NxD's parallel_cross_entropy once, with the logits of a whole microbatch."""
     chunks = problem.training.loss_chunks
@@ -284,6 +291,7 @@ NXD = Backend(
         Rule("NxD has no layers for the family", other_families_run_on_torch),
         Rule("NxD adds no loss of routers", router_losses_run_on_torch),
         Rule("NxD drops nothing", dropout_runs_on_torch),
+        Rule("NxD trains all weights", adapters_run_on_torch),
         Rule("NxD computes the loss of all logits", loss_is_of_all_logits),
     ),
     kernel_rules=(Rule("the attention kernel does not know the model", kernel_knows_the_model),),

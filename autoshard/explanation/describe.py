@@ -16,7 +16,7 @@ from autoshard.explanation.own_constants import has_own_constants
 from autoshard.jobs.native import first_start, graphs_by_rank
 from autoshard.layout.mesh import AXIS_ORDER, EXPERT_PART_AXES, TENSOR_PARALLEL_AXES, Mesh
 from autoshard.layout.strategy import Strategy
-from autoshard.models.stage import parameter_count
+from autoshard.models.stage import learned_count, parameter_count
 from autoshard.plans.differences import loses, term_differences
 from autoshard.plans.layout_syntax import pinned_words
 from autoshard.plans.names import layout_name, recompute_by_stage, recompute_words, sharding_name, short_name
@@ -24,7 +24,9 @@ from autoshard.plans.plan import Plan, SearchSummary
 from autoshard.plans.search_result import Candidate, Rejection
 from autoshard.plans.stage_sections import RankGraphs
 from autoshard.schedules import SCHEDULES
-from autoshard.units import counted
+from autoshard.spec.lora import Lora
+from autoshard.spec.model import ModelSpec
+from autoshard.units import counted, format_count
 
 if TYPE_CHECKING:
     from autoshard.explanation.answers import Sensitivity
@@ -238,6 +240,7 @@ def _facts(plan: Plan, wanted: Collection[str] | None) -> Iterator[tuple[str, st
         "optimizer": lambda: _optimizer(plan),
         "attention": lambda: _attention(plan),
         "experts": lambda: _experts(plan) if plan.model.is_moe else None,
+        "adapters": lambda: None if plan.model.lora is None else _adapters(plan.model, plan.model.lora),
         "loss": lambda: _loss(plan.training.loss_chunks) if plan.training.loss_chunks > 1 else None,
         "graphs": lambda: _graphs(plan) if plan.cluster.compiles else None,
     }
@@ -358,6 +361,13 @@ def _spread(plan: Plan, etp: int) -> str:
     cut = "whole" if etp == 1 else f"each cut over {etp} ranks"
     where = reach(plan, axes)
     return f"{plan.model.num_local_experts // s.ep} on each of ep={s.ep} ranks ({ranks}) {where}, {cut} (etp={etp})"
+
+
+def _adapters(model: ModelSpec, lora: Lora) -> str:
+    """Beside which layers adapters stand, and how much of the model is learned."""
+    learned, whole = (format_count(count(model)) for count in (learned_count, parameter_count))
+    of = f"LoRA of rank {lora.r} (lora_alpha {lora.lora_alpha:g}) beside {', '.join(lora.target_modules)}"
+    return f"{of}; {learned} of {whole} parameters are learned, the others lie whole on each rank that has them"
 
 
 def _graphs(plan: Plan) -> str:

@@ -1,8 +1,8 @@
 """Marks the products of a graph that read quantised operands: linear layers of blocks, as Transformer Engine has them.
 
-Left in the compute dtype are attention's own products, routers, the embedding, the head, and layers whose inputs or
-outputs the format does not divide, such as gates of one output. Where the ranks of a mesh get such a share of a layer,
-its product is as the others there (`operand_bytes`).
+Left in the compute dtype are attention's own products, routers, adapters, the embedding, the head, and layers whose
+inputs or outputs the format does not divide, such as gates of one output. Where the ranks of a mesh get such a share of
+a layer, its product is as the others there (`operand_bytes`).
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
+from autoshard.graph.adapters import RANK
 from autoshard.graph.count import divides
 from autoshard.graph.ir import CASTS_INPUT, OPERAND_BYTES, OPERAND_MULTIPLE, Graph, Operator
+from autoshard.graph.linear_layers import is_linear, routers
 from autoshard.graph.recompute import block_of, in_block, is_recomputed
 
 
@@ -30,16 +32,13 @@ def with_quantized_products(
     """
     if operand_bytes is None:
         return graph
-    by_output = {op.output: op for op in graph.operators}
-    logits = {op.inputs[0] for op in graph.operators if op.kind == "top_k_gate"}
-    # with a bias, the product is one operator further back
-    routers = logits | {by_output[name].inputs[0] for name in logits if by_output[name].kind == "elementwise"}
+    routing = routers(graph)
     cast: set[str] = set()
     operators = []
     for op in graph.operators:
-        is_wide = op.output in routers or is_recomputed(op, "+".join(unquantized))
+        is_wide = op.output in routing or RANK in op.loop_dims or is_recomputed(op, "+".join(unquantized))
         is_wide = is_wide or (bool(wide_blocks) and in_block(op) and _place(op) in wide_blocks)
-        if _is_linear(graph, op) and not is_wide and divides(op, graph, graph.sizes, multiple):
+        if is_linear(graph, op) and not is_wide and divides(op, graph, graph.sizes, multiple):
             marks: dict[str, object] = {
                 OPERAND_BYTES: operand_bytes,
                 OPERAND_MULTIPLE: multiple,
@@ -54,8 +53,3 @@ def with_quantized_products(
 def _place(op: Operator) -> int:
     """The place in the model of an operator's block."""
     return int(block_of(op.name).rpartition(".")[2])
-
-
-def _is_linear(graph: Graph, op: Operator) -> bool:
-    """Whether the operator multiplies an activation by a parameter of a block, or by those of its experts."""
-    return op.kind == "einsum" and in_block(op) and graph.tensors[op.inputs[1]].role == "parameter"

@@ -46,6 +46,7 @@ class Options(TypedDict, total=False):
     mtp_num_layers: int | None
     mtp_loss_scaling_factor: float | None
     dropout: float | str | None
+    lora: int | str | None
     backend: str | None
     device: str | None
     stack: str | None

@@ -16,12 +16,13 @@ from autoshard.graph.ir import OPERAND_BYTES
 from autoshard.graph.quantize import with_quantized_products
 from autoshard.graph.recompute import name_in_block
 from autoshard.models.registry import is_user_module, left_out, load_model, published_dropout
-from autoshard.models.stage import dim_sizes, stage_graph
+from autoshard.models.stage import check_adapters, dim_sizes, linear_layers, stage_graph
 from autoshard.planner.input_notes import TEXT_ALONE, input_notes
 from autoshard.planner.request import INSTANCE, PIN_FIELDS, SEARCHED, SEQUENCE_LENGTH, PlanRequest
 from autoshard.plans.search_result import Pins
 from autoshard.spec.cluster import Cluster, load_cluster, no_native_release
 from autoshard.spec.dropout import PUBLISHED, Dropout, parse_dropout
+from autoshard.spec.lora import parse_lora
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.prediction import LOSS_SCALING_FACTOR, MultiTokenPrediction
 from autoshard.spec.product_format import PRODUCT_FORMATS
@@ -199,15 +200,21 @@ def _left_out(request: PlanRequest) -> tuple[str, ...]:
 
 
 def _trained(model: ModelSpec, request: PlanRequest) -> ModelSpec:
-    """The model with what training drops, and with the prediction module that it has where it is asked for. A model
-    that is given as a value keeps its own where the request says nothing."""
+    """The model with what training drops, its adapters, and the prediction module that it has where it is asked for. A
+    model that is given as a value keeps its own where the request says nothing."""
     module = _module(model, request)
     if model.graph is not None:  # a traced module is trained as it is
         if request.dropout is not None:
             raise AutoshardError(f"dropout={request.dropout} of {model.name}: a traced module is trained without")
+        if request.lora is not None:
+            raise AutoshardError(f"lora={request.lora} of {model.name}: a traced module is trained without")
         return model if module is None else replace(model, multi_token_prediction=module)
     dropout = model.dropout if request.dropout is None else _dropout(request, request.dropout)
-    return replace(model, dropout=dropout, multi_token_prediction=module)
+    lora = model.lora if request.lora is None else parse_lora(str(request.lora), linear_layers(model))
+    model = replace(model, dropout=dropout, lora=lora, multi_token_prediction=module)
+    if lora is not None:
+        check_adapters(model)
+    return model
 
 
 def _module(model: ModelSpec, request: PlanRequest) -> MultiTokenPrediction | None:

@@ -71,6 +71,10 @@ def _dropout(value: Any) -> str:
     return name if name == PUBLISHED else str(parse_dropout(name))
 
 
+def _lora(value: Any) -> str:
+    return text(str(value) if isinstance(value, int) else value)
+
+
 def _recompute_set(value: Any) -> str:
     name = text(value)
     return name if name == SEARCHED else canonical(name)
@@ -220,6 +224,14 @@ WHAT = (
         "P",
         "what training drops, with backend torch: a probability, some of embedding=P,residual=P,attention=P, or config "
         "for those of the model's config.json (default: nothing)",
+    ),
+    Option(
+        "lora",
+        _lora,
+        "R",
+        "train low-rank adapters in place of the weights, with backend torch: their rank, or "
+        "r=R,lora_alpha=ALPHA,target_modules=q_proj+v_proj (default: alpha is the rank; beside all linear layers of "
+        "blocks but routers and experts)",
     ),
     Option(
         "backend",

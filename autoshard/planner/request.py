@@ -31,9 +31,9 @@ class PlanRequest:
     """One problem to plan. model: by a name, or a model. left_out: parts that the config of a model has beside it, such
     as vision_config; those of one by a name are looked up. nodes: of the cluster; with objective cost or nodes the
     most. seq_len None: the default for the model. precision: a name, several joined by commas, or auto. loss_chunks
-    None: one, or as many as make a better layout possible. mtp_num_layers, dropout None: those of a model that is given
-    as a value; one by a name has none. pins: those that are set, by option name. cluster: in place of instance, lnc,
-    hardware and sdk; `nodes` holds for it. search, cost_model: who looks for the layout and by whose prices."""
+    None: one, or as many as make a better layout possible. mtp_num_layers, dropout, lora None: those of a model that is
+    given as a value; one by a name has none. pins: those that are set, by option name. cluster: in place of instance,
+    lnc, hardware and sdk; `nodes` holds for it. search, cost_model: who looks for the layout and by whose prices."""
 
     model: str | ModelSpec
     instance: str | None = None
@@ -50,6 +50,7 @@ class PlanRequest:
     mtp_num_layers: int | None = None
     mtp_loss_scaling_factor: float | None = None
     dropout: str | None = None
+    lora: int | str | None = None
     backend: str = "auto"
     device: str = "auto"
     stack: str = "auto"

@@ -43,6 +43,7 @@ from autoshard.spec.hyper_connections import HyperConnections
 from autoshard.spec.indexer import Indexer
 from autoshard.spec.latent_attention import LatentAttention
 from autoshard.spec.linear_attention import LightningAttention, LinearAttention, Mamba, ShortConv
+from autoshard.spec.lora import Lora
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.multipliers import Multipliers
 from autoshard.spec.ngram_embedding import NgramEmbedding
@@ -69,6 +70,7 @@ TYPES = {
     "traced_operator": TracedOperator,
     "traced_parameter": TracedParameter,
     "dropout": Dropout,
+    "lora": Lora,
     "attention_scores": AttentionScores,
     "global_attention": GlobalAttention,
     "clamped_gate": ClampedGate,

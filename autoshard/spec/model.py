@@ -25,6 +25,7 @@ from autoshard.spec.hyper_connections import HyperConnections
 from autoshard.spec.indexer import Indexer
 from autoshard.spec.latent_attention import LatentAttention
 from autoshard.spec.linear_attention import LightningAttention, LinearAttention, Mamba, ShortConv
+from autoshard.spec.lora import Lora
 from autoshard.spec.model_types import (
     ALL_HEADS,
     BLOCK_SPARSE,
@@ -164,6 +165,7 @@ class ModelSpec:
         makes its own.
     multi_token_prediction: The module behind the last block that predicts the token after the next one; absent where
         training leaves it out, which it does unless it was asked to have it.
+    lora: Low-rank adapters that are trained in place of the weights; absent where the weights are.
     dropout: What training drops; absent where it drops nothing, which it does, whatever a config says, unless it
         was asked to.
     graph: Of model_type traced alone: the operators of a user's own module over named dims, read as data; the other
@@ -237,6 +239,7 @@ class ModelSpec:
     num_kv_shared_layers: Annotated[MaybeRepeated, Absence.WRITTEN] = 0
     kv_source_layers: Annotated[tuple[int, ...], Absence.WRITTEN, Limit(most_items=MOST_REPEATED)] = ()
     multi_token_prediction: Annotated[MultiTokenPrediction | None, Absence.WRITTEN] = None
+    lora: Annotated[Lora | None, Absence.WRITTEN] = None
     dropout: Annotated[Dropout, Absence.WRITTEN] = NO_DROPOUT
     graph: Annotated[TracedGraph | None, Absence.WRITTEN] = None
 

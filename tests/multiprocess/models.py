@@ -16,6 +16,7 @@ from autoshard.spec.hyper_connections import HyperConnections
 from autoshard.spec.indexer import Indexer
 from autoshard.spec.latent_attention import LatentAttention
 from autoshard.spec.linear_attention import LightningAttention, LinearAttention, Mamba, ShortConv
+from autoshard.spec.lora import Lora
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.multipliers import Multipliers
 from autoshard.spec.ngram_embedding import NgramEmbedding
@@ -1026,3 +1027,5 @@ MODELS["dbrx"] = replace(
 MODELS["dbrx of 3 kv heads"] = replace(
     MODELS["dbrx"], hidden_size=48, num_attention_heads=6, num_key_value_heads=3, intermediate_size=91
 )
+MODELS["llama, adapters"] = replace(LLAMA, lora=Lora(4, 8.0, ("down_proj", "o_proj", "q_proj", "v_proj")))
+MODELS["qwen2 moe, adapters"] = replace(MODELS["qwen2 moe"], lora=Lora(4, 2.0, ("k_proj", "o_proj", "up_proj")))

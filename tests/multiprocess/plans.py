@@ -1303,6 +1303,21 @@ CASES[4] |= {
     "sarvam, latent, tp x pp": ("sarvam, latent", strategy(tp=2, pp=2, layers=(3, 1)), 3),
 }
 
+CASES[2] |= {
+    "adapters, tp": ("llama, adapters", strategy(tp=2, recompute="attention_norm+attention+residual"), 2),
+    "adapters, dp, ZeRO-3": ("llama, adapters", strategy(dp=2, zero=3, recompute="full"), 2),
+    "adapters, pp, zero bubble": ("llama, adapters", strategy(pp=2, schedule="zero_bubble", layers=(1, 3)), 3),
+    "adapters, experts": ("qwen2 moe, adapters", strategy(dp=2, ep=2, zero=2), 2),
+}
+CASES[4] |= {
+    "adapters, tp x pp, ends alone": (
+        "llama, adapters",
+        strategy(tp=2, pp=2, layers=(0, 4), recompute=("none", "full")),
+        2,
+    ),
+    "adapters, experts, tp x cp": ("qwen2 moe, adapters", strategy(tp=2, cp=2, ep=2, attention="ring"), 2),
+}
+
 MOST_OF_A_FAMILY, MOST_OF_A_LAYOUT = 1, 1
 """How many layouts of each of LATER_FAMILIES are tried, and how many families with the same layout where there are more
 than two ranks: the first ones. With two ranks a family is tried that no more ranks try and that has an operator of a

@@ -9,6 +9,7 @@ from math import log, prod
 import torch
 
 from autoshard.graph import xielu
+from autoshard.graph.adapters import DOWN, UP, WEIGHT
 from autoshard.graph.ir import Tensor
 from autoshard.graph.partition import Program
 from autoshard.layout.mesh import Mesh
@@ -68,6 +69,8 @@ def _published_parameter(model: ModelSpec, tensor: Tensor, shape: list[int], see
     std = INIT_STD
     if initial == "residual":
         std /= (2 * model.num_hidden_layers) ** 0.5
+    if initial == "adapter":  # as far spread as PEFT's, which are even between +-1 / sqrt(width)
+        std = (3 * prod(shape[1:])) ** -0.5
     digest = hashlib.sha256(f"{seed} {tensor.name}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
     return torch.randn(shape, generator=generator) * std
@@ -85,9 +88,11 @@ def _of_streams(hyper: HyperConnections, name: str, shape: list[int]) -> torch.T
 
 def _initial(model: ModelSpec, name: str) -> str:
     """How a parameter is initialised: 'zeros', 'ones', 'rates', 'table' (experts in turn, each token's behind those of
-    the one before), 'residual' or 'normal'. Its name decides; a traced model states it."""
+    the one before), 'residual', 'adapter' or 'normal'. Its name decides; a traced model states it."""
     if model.graph is not None:
         return model.graph.parameter_named(name).initial
+    if name.endswith((f".{DOWN}{WEIGHT}", f".{UP}{WEIGHT}")):
+        return "adapter" if name.endswith(f".{DOWN}{WEIGHT}") else "zeros"
     if model.family.scales_queries and f".{QUERY_SCALE}." in name:
         return "ones" if name.endswith(".bias") else "zeros"
     if name == EXPONENTS:

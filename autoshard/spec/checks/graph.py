@@ -1,4 +1,4 @@
-"""The graph of a traced model."""
+"""The graph of a traced model, and what no adapters may stand beside."""
 
 from __future__ import annotations
 
@@ -11,8 +11,12 @@ if TYPE_CHECKING:
 
 
 def check_graph(model: ModelSpec) -> None:
-    """Raises AutoshardError where the dims of a graph are not those that the model's sizes give, or where it drops
-    anything."""
+    """Raises AutoshardError where the dims of a graph are not those that the model's sizes give, where it drops
+    anything, and where a graph or a prediction module has adapters."""
+    if model.lora is not None:
+        for field in ("graph", "multi_token_prediction"):
+            if getattr(model, field) is not None:
+                raise AutoshardError(f"{field} of {model.name} must be absent with lora")
     if model.graph is None:
         return
     if model.dropout:

@@ -1,0 +1,209 @@
+"""Low-rank adapters: how they are asked for, what they add to a graph, and what a plan counts of them."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from autoshard.backends.rules import Problem
+from autoshard.cost.estimate import model_flops_per_step
+from autoshard.cost.memory import MEMORY_TERMS
+from autoshard.errors import AutoshardError
+from autoshard.explanation.describe import describe
+from autoshard.graph.adapters import RANK
+from autoshard.graph.recompute import kept_activations
+from autoshard.models.registry import load_model
+from autoshard.models.stage import dim_sizes, learned_count, linear_layers, parameter_count, stage_graph
+from autoshard.planner.options import request_from
+from autoshard.planner.planning import plan_for
+from autoshard.plans.plan import Plan
+from autoshard.plans.plan_json import plan_to_json
+from autoshard.plans.validate import read_plan
+from autoshard.spec.lora import Lora, parse_lora
+from autoshard.spec.model import ModelSpec
+from autoshard.spec.prediction import MultiTokenPrediction
+from autoshard.spec.training import TrainingSpec, load_precision
+from tests.multiprocess.models import MODELS
+from tests.multiprocess.plans import plan_of, strategy
+from tests.traced_models import ODD
+
+LLAMA = MODELS["llama"]
+ADAPTED = replace(LLAMA, lora=Lora(4, 8.0, ("down_proj", "q_proj")))
+ALL = ("down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj")
+
+
+def adapted(model: ModelSpec, *modules: str, rank: int = 4) -> ModelSpec:
+    return replace(model, lora=Lora(rank, 8.0, modules))
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("16", Lora(16, 16.0, ALL)),
+        ("r=8", Lora(8, 8.0, ALL)),
+        ("r=8,lora_alpha=32", Lora(8, 32.0, ALL)),
+        ("r=8,lora_alpha=2.5,target_modules=v_proj+q_proj", Lora(8, 2.5, ("q_proj", "v_proj"))),
+    ],
+)
+def test_adapters_as_text(text: str, found: Lora) -> None:
+    assert parse_lora(text, linear_layers(LLAMA)) == found
+    assert parse_lora(str(found), ()) == found
+
+
+@pytest.mark.parametrize("text", ["", "many", "lora_alpha=8", "r=x", "r=8,rank=8", "r=8,lora_alpha=much"])
+def test_text_that_is_no_adapter(text: str) -> None:
+    with pytest.raises(AutoshardError) as error:
+        parse_lora(text, ALL)
+    form = "a rank such as 16, or r=16,lora_alpha=32,target_modules=q_proj+v_proj, of which r alone is needed"
+    assert str(error.value) == f"lora='{text}' must be {form}"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("r=0", "r=0 of lora must be a whole number from 1 to "),
+        ("r=4,lora_alpha=-1", "lora_alpha=-1.0 of lora must be "),
+        ("r=4,target_modules=q-proj", "target_modules=q-proj of lora must be names of linear layers such as q_proj"),
+    ],
+)
+def test_numbers_and_names_that_no_adapter_has(text: str, message: str) -> None:
+    with pytest.raises(AutoshardError) as error:
+        parse_lora(text, ALL)
+    assert str(error.value).startswith(message)
+
+
+def test_names_are_sorted() -> None:
+    with pytest.raises(AutoshardError) as error:
+        Lora(4, 4.0, ("v_proj", "q_proj"))
+    assert str(error.value) == "target_modules=v_proj+q_proj of lora must be sorted, each name once"
+
+
+def test_routers_and_experts_have_none() -> None:
+    assert linear_layers(LLAMA) == ALL
+    assert linear_layers(MODELS["mixtral"]) == ("k_proj", "o_proj", "q_proj", "v_proj")
+    assert "gate" not in linear_layers(MODELS["deepseek v3"])
+
+
+@pytest.mark.parametrize(
+    ("model", "modules", "message"),
+    [
+        (
+            LLAMA,
+            ("q_proj", "w1"),
+            "target_modules of lora of tiny-llama has w1, which none of its blocks has; linear layers that they have: ",
+        ),
+        (
+            MODELS["qwen3 next"],
+            ("o_proj",),
+            "target_modules=o_proj of lora of tiny-llama: block 0 has none of them, and would learn nothing; it has ",
+        ),
+    ],
+)
+def test_layers_that_blocks_lack(model: ModelSpec, modules: tuple[str, ...], message: str) -> None:
+    one = adapted(model, *modules)
+    with pytest.raises(AutoshardError) as error:
+        stage_graph(one, dim_sizes(one, 1, 16), (0,), first=False, last=False)
+    assert str(error.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("model", "field"),
+    [(ODD, "graph"), (replace(MODELS["deepseek v3"], multi_token_prediction=MultiTokenPrediction()), None)],
+)
+def test_models_that_have_none(model: ModelSpec, field: str | None) -> None:
+    with pytest.raises(AutoshardError) as error:
+        adapted(model, "o_proj")
+    assert str(error.value) == f"{field or 'multi_token_prediction'} of {model.name} must be absent with lora"
+
+
+def test_the_graph_of_an_adapter() -> None:
+    graph = stage_graph(ADAPTED, dim_sizes(ADAPTED, 2, 16), (3,), first=False, last=False)
+    layer = "model.layers.3.self_attn.q_proj"
+    found = [(op.name.removeprefix(layer), op.kind, op.inputs) for op in graph.operators if op.name.startswith(layer)]
+    weight = f"{layer}.weight"
+    norm = "model.layers.3.input_layernorm"
+    assert found == [
+        (".lora_A", "einsum", (norm, f"{layer}.lora_A.weight")),
+        (".lora_scaled", "elementwise", (f"{layer}.lora_A",)),
+        (".lora_B", "einsum", (f"{layer}.lora_scaled", f"{layer}.lora_B.weight")),
+        (".base_layer", "einsum", (norm, weight)),
+        ("", "elementwise", (f"{layer}.lora_B", f"{layer}.base_layer")),
+    ]
+    assert graph.tensors[f"{layer}.lora_A.weight"].dims == (RANK, "embed")
+    assert graph.tensors[f"{layer}.lora_B.weight"].dims == ("kvhead", "group", "headdim", RANK)
+    assert next(op for op in graph.operators if op.name == f"{layer}.lora_scaled").attributes["factor"] == 2.0
+    assert [one.name.rpartition("layers.3.")[2] for one in graph.learned()] == [
+        f"{name}.lora_{matrix}.weight" for name in ("self_attn.q_proj", "mlp.down_proj") for matrix in "AB"
+    ]
+    assert all(graph.rounded(one) for one in graph.parameters())
+
+
+def test_what_is_learned() -> None:
+    hidden, inner, layers, rank = LLAMA.hidden_size, LLAMA.intermediate_size, LLAMA.num_hidden_layers, 4
+    expected = layers * rank * ((hidden + hidden) + (inner + hidden))
+    assert learned_count(ADAPTED) == expected
+    assert parameter_count(ADAPTED) == parameter_count(LLAMA) + expected
+
+
+def test_flops_of_a_step() -> None:
+    """Products with weights that are not learned run once forward and once backward, all others twice backward."""
+    training = TrainingSpec(16, 2, load_precision("fp32"))
+    tokens, learned = 32, learned_count(ADAPTED)
+    in_products = parameter_count(LLAMA) - 9 * LLAMA.hidden_size - LLAMA.vocab_size * LLAMA.hidden_size
+    full = model_flops_per_step(LLAMA, training)
+    assert model_flops_per_step(ADAPTED, training) == full - 2 * tokens * in_products + 3 * 2 * tokens * learned
+
+
+def kept(model: ModelSpec) -> set[str]:
+    program = plan_of(model, strategy(), 1).program((1,), False, False)
+    return {name.rpartition("layers.1.")[2] for name in kept_activations(program, "none")}
+
+
+def test_products_of_frozen_weights_keep_nothing() -> None:
+    """The input of the output projection is kept by attention, that of gate and up by nobody."""
+    assert kept(LLAMA) - kept(ADAPTED) == {"post_attention_layernorm"}
+    assert kept(ADAPTED) - kept(LLAMA) == {"self_attn.q_proj.lora_scaled", "mlp.down_proj.lora_scaled"}
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_state_is_that_of_the_adapters(zero: int) -> None:
+    plan = plan_of(ADAPTED, strategy(dp=2, zero=zero), 2, load_precision("mixed_precision"))
+    terms = {term.name: term.value for term in plan.estimate.memory[0].terms}
+    learned, whole = learned_count(ADAPTED), parameter_count(ADAPTED)
+    weights, sums, state = (2 if zero >= stage else 1 for stage in (3, 2, 1))
+    expected = 2 * (whole - learned + learned / weights), 4 * learned / sums, 12 * learned / state
+    assert [terms[name] for name in MEMORY_TERMS[:3]] == pytest.approx(expected, rel=1e-5)
+
+
+def planned(**asked: object) -> Plan:
+    return plan_for(request_from({"model": "llama3.2-1b", "nodes": 1, "backend": "torch", **asked}))
+
+
+def test_a_plan_says_what_is_learned(tmp_path: Path) -> None:
+    plan = planned(lora="r=16,target_modules=q_proj+v_proj")
+    text = (
+        "LoRA of rank 16 (lora_alpha 16) beside q_proj, v_proj; 1.70 M of 1.24 B parameters are learned, the others "
+        "lie whole on each rank that has them"
+    )
+    assert dict(describe(plan).facts)["adapters"] == text
+    assert "adapters" not in dict(describe(planned()).facts)
+    (tmp_path / "plan.json").write_text(plan_to_json(plan))
+    assert read_plan(tmp_path / "plan.json") == plan
+
+
+def test_nxd_trains_all_weights() -> None:
+    with pytest.raises(AutoshardError) as error:
+        planned(lora=16, backend="nxd")
+    assert "backend=nxd trains all weights of llama3.2-1b, no adapters (lora); use backend torch" in str(error.value)
+
+
+def test_a_model_given_as_a_value_keeps_its_own() -> None:
+    model = adapted(load_model("llama3.2-1b"), "q_proj")
+    assert planned(model=model).model.lora == model.lora
+    assert planned(model=model, lora="r=8,target_modules=k_proj").model.lora == Lora(8, 8.0, ("k_proj",))
+
+
+def test_a_problem_without_adapters_is_another() -> None:
+    training = TrainingSpec(16, 2, load_precision("fp32"))
+    plan = plan_of(ADAPTED, strategy(), 1)
+    assert Problem(ADAPTED, training, plan.cluster, "torch") != Problem(LLAMA, training, plan.cluster, "torch")
