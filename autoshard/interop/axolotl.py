@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from autoshard.errors import AutoshardError
@@ -27,7 +28,8 @@ from autoshard.interop.trainer_fields import (
     sharded_by_deepspeed,
     sharded_by_fsdp,
 )
-from autoshard.interop.written_layout import DPO, LORA, NO_COPIES, WrittenLayout
+from autoshard.interop.written_layout import DPO, LORA, NO_COPIES, WrittenLayout, WrittenLora
+from autoshard.interop.written_lora import Fields, read_lora
 from autoshard.interop.yaml_values import Values
 
 MODEL, LENGTH, MICRO, RUNS, BATCH = (
@@ -50,6 +52,23 @@ AGAIN, OFFLOADING = "gradient_checkpointing", ("offload", "offload_disk")
 """The field for blocks that run again in backward, and its words for True with activations on the host."""
 VERSION = "fsdp_version"
 USUAL_OPTIMIZER = "adamw_torch_fused"
+ADAPTER, EVERY = "adapter", "lora_target_linear"
+ADAPTERS = Fields(
+    r="lora_r",
+    lora_alpha="lora_alpha",
+    dropout="lora_dropout",
+    target="lora_target_modules",
+    dora="peft_use_dora",
+    rslora="peft_use_rslora",
+    saved="lora_modules_to_save",
+    resumed="lora_model_dir",
+    elsewhere=(
+        *("lora_target_parameters", "lora_exclude_modules", "lora_rank_pattern", "lora_alpha_pattern"),
+        *("peft_layers_to_transform", "peft_layer_replication"),
+    ),
+    usual_names="",
+)
+"""The fields on adapters; neither rank, scale nor layers have a default [loaders/adapter.py]."""
 NO_EFFECT = re.compile(
     r"""(wandb|mlflow|comet|swanlab|trackio|lora|peft|hub|push|dataset|data|pretraining|eval|early|save|saves|evals|log
         |logging|lr|adam|warmup|val|test|special|chat|tokenizer|token|processor|ddp|dataloader|otel|use_otel
@@ -113,7 +132,8 @@ def axolotl_layout(data: Mapping[str, Any], folder: str) -> WrittenLayout:
     model, known = named_model(values, MODEL)
     if known is not None:
         options["model"] = known
-    warnings = (*shards.warnings, *_warnings(values, degrees["ep"]))
+    lora = _lora(values)
+    warnings = (*shards.warnings, *_warnings(values, degrees["ep"], lora))
     products = {"fp8=True": "fp8"} if values.flag("fp8") else {}
     left_out = values.left_out()
     return WrittenLayout(
@@ -125,6 +145,7 @@ def axolotl_layout(data: Mapping[str, Any], folder: str) -> WrittenLayout:
         sharding=NOTES.get(fields["zero"], "") if is_fsdp(values) else "",
         warnings=warnings,
         products=products,
+        lora=lora,
         overlaps="axolotl",
         left_out=left_out,
         not_priced=tuple(
@@ -224,10 +245,19 @@ def _notes(values: Values, half: str | None) -> Iterator[str]:
         yield f"neither sample_packing nor pad_to_sequence_len: rows may be shorter than {LENGTH}, which is priced"
 
 
-def _warnings(values: Values, ep: int) -> Iterator[str]:
-    """Sentences about fields that change a step and are not in the price. ep: ranks of experts."""
-    if adapter := values.get("adapter"):
-        yield LORA.format(said=f"adapter={show(adapter)}")
+def _lora(values: Values) -> WrittenLora | None:
+    """The adapters that it trains, where the file says enough of them."""
+    if (adapter := values.get(ADAPTER)) not in ("lora", "qlora"):
+        return None
+    lora = read_lora(values, f"{ADAPTER}={show(adapter)}", ADAPTERS)
+    return replace(lora, every=True) if lora is not None and values.flag(EVERY) else lora
+
+
+def _warnings(values: Values, ep: int, lora: WrittenLora | None) -> Iterator[str]:
+    """Sentences about fields that change a step and are not in the price. ep: ranks of experts. lora: as `_lora` has
+    it."""
+    if lora is None and (adapter := values.get(ADAPTER)):
+        yield LORA.format(said=f"{ADAPTER}={show(adapter)}")
     elif values.get("unfrozen_parameters"):
         yield "unfrozen_parameters: priced as training of all weights"
     for bits in (4, 8):

@@ -20,7 +20,9 @@ from autoshard.graph.recompute import FULL_RECOMPUTE, NO_RECOMPUTE
 from autoshard.interop import megatron
 from autoshard.interop.accelerate import HYBRID, STRATEGIES
 from autoshard.interop.torchtitan import NOTES
+from autoshard.interop.trainer_fields import bits_warning
 from autoshard.interop.written_layout import A_NODE, DPO, LORA, NO_COPIES, WrittenLayout
+from autoshard.interop.written_lora import Fields, read_lora
 from autoshard.interop.written_model import WrittenModel
 from autoshard.interop.yaml_values import Values
 from autoshard.models.registry import model_of_repository
@@ -44,6 +46,17 @@ OWN = tuple(key.removeprefix("model.") for key in (*DEGREES.values(), EXPERT_RAN
 DEFAULTS: dict[str, Any] = {BATCH: 2, LENGTH: 2048, NODES: 1, STRATEGY: "hybrid_shard"}
 SMP, AGAIN, FP8 = "use_smp_model", "model.activation_checkpointing", "model.fp8"
 """Switches that are on where a recipe does not say them."""
+METHOD, LORAS = "model.peft.peft_type", ("lora", "qlora_4bit")
+ADAPTERS = Fields(
+    r="model.peft.rank",
+    lora_alpha="model.peft.alpha",
+    dropout="model.peft.dropout",
+    target="model.peft.target_modules",
+    usual_r=32,
+    usual_alpha=lambda r: 16.0,
+    usual_dropout=0.1,
+)
+"""The fields on adapters; without target_modules it is all-linear [collections/model/sagemaker_base_model.py]."""
 PRECISIONS = {"bf16": "mixed_precision", "16": "mixed_precision", "32": "fp32"}
 UNREAD = re.compile(r"verl|mtrl|llm_finetuning_aws|hyperpod_\w+|(?:amazon\.)?nova\b.*")
 """run.model_type of recipes of other frameworks; the NeMo Framework Launcher has a field of this name too."""
@@ -187,7 +200,9 @@ def hyperpod_layout(data: Mapping[str, Any]) -> WrittenLayout:
         options["model"] = named
     elif model.whole and values.flag("model.tie_word_embeddings"):
         notes += ("model.tie_word_embeddings=True reaches no model there: the embedding and the head are two",)
-    warnings = tuple(_warnings(values))
+    method = values.get(METHOD) if values.get("model.peft") else None
+    lora = read_lora(values, f"{METHOD}={show(method)}", ADAPTERS) if method in LORAS else None
+    warnings = tuple(_warnings(values, method))
     left_out = values.left_out()
     return WrittenLayout(
         "HyperPod recipe",
@@ -198,6 +213,7 @@ def hyperpod_layout(data: Mapping[str, Any]) -> WrittenLayout:
         sharding=NOTES.get(fields["zero"], ""),
         warnings=warnings,
         products={f"{FP8}=True": "fp8"} if fp8 and smp else {},
+        lora=lora,
         overlaps="HyperPod",
         devices_per_node=devices,
         left_out=left_out,
@@ -298,10 +314,13 @@ def _scaling(values: Values) -> RopeScaling | None:
     )
 
 
-def _warnings(values: Values) -> Iterator[str]:
-    """Sentences about fields that change a step and are not in the price."""
-    if (kind := values.get("model.peft.peft_type") if values.get("model.peft") else None) is not None:
-        yield LORA.format(said=f"model.peft.peft_type={show(kind)}")
+def _warnings(values: Values, method: object) -> Iterator[str]:
+    """Sentences about fields that change a step and are not in the price. method: the kind of adapters, None for
+    none."""
+    if method is not None and method not in LORAS:
+        yield LORA.format(said=f"{METHOD}={show(method)}")
+    if method == "qlora_4bit":
+        yield bits_warning(f"{METHOD}={show(method)}")
     if values.get("model.dpo") and values.flag("model.dpo.enabled"):
         yield DPO.format(said="model.dpo.enabled=True", batch=BATCH.removeprefix("model."))
     if values.flag("model.offload_activations"):

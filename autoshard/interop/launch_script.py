@@ -13,7 +13,7 @@ from typing import NamedTuple
 from autoshard.errors import AutoshardError
 from autoshard.interop.shell_conditions import decided, unconditional
 
-SEVERAL = ("recompute-modules", "cp-comm-type", "num-experts")
+SEVERAL = ("lora-target-modules", "recompute-modules", "cp-comm-type", "num-experts")
 """Flags that take more than one word: all on their line, up to a variable that may be anything."""
 MOST_CHARACTERS = 200
 """Of a variable's value; what is longer is no number or name."""

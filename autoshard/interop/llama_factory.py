@@ -24,7 +24,8 @@ from autoshard.interop.trainer_fields import (
     sharded_by_deepspeed,
     sharded_by_fsdp,
 )
-from autoshard.interop.written_layout import AS_ADAMW, DPO, LORA, WrittenLayout
+from autoshard.interop.written_layout import AS_ADAMW, DPO, WrittenLayout
+from autoshard.interop.written_lora import Fields, read_lora
 from autoshard.interop.yaml_values import Values
 
 MODEL, LENGTH, MICRO, RUNS = (
@@ -37,6 +38,19 @@ METHOD, STAGE, PURE, NO_AGAIN = "finetuning_type", "stage", "pure_bf16", "disabl
 OWN = (METHOD, STAGE, LENGTH, "template", "infer_backend", "export_dir")
 """Fields beside a model's name one of which each of its files has."""
 USUAL_LENGTH, USUAL_MICRO, USUAL_METHOD, USUAL_STAGE, USUAL_OPTIMIZER = 2048, 8, "lora", "sft", "adamw_torch"
+ADAPTERS = Fields(
+    r="lora_rank",
+    lora_alpha="lora_alpha",
+    dropout="lora_dropout",
+    target="lora_target",
+    dora="use_dora",
+    rslora="use_rslora",
+    saved="additional_target",
+    resumed="adapter_name_or_path",
+    usual_r=8,
+    usual_alpha=lambda r: 2.0 * r,
+)
+"""The fields on adapters [hparams/finetuning_args.py]."""
 TEXT, PREFERENCES = ("pt", "sft"), "dpo"
 """Stages of plain training, and the one on a chosen and a rejected answer."""
 OF_MEGATRON = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size")
@@ -92,7 +106,9 @@ def llama_factory_layout(data: Mapping[str, Any], folder: str) -> WrittenLayout:
     if known is not None:
         options["model"] = known
     notes = tuple(_notes(values, half))
-    warnings = (*shards.warnings, *_warnings(values))
+    method = str(values.get(METHOD) or USUAL_METHOD)
+    lora = read_lora(values, f"{METHOD}={method}", ADAPTERS) if method == "lora" else None
+    warnings = (*shards.warnings, *_warnings(values, method))
     products = {"fp8=True": "fp8"} if values.flag("fp8") else {}
     left_out = values.left_out()
     return WrittenLayout(
@@ -104,6 +120,7 @@ def llama_factory_layout(data: Mapping[str, Any], folder: str) -> WrittenLayout:
         sharding=NOTES.get(fields["zero"], "") if is_fsdp(values) else "",
         warnings=warnings,
         products=products,
+        lora=lora,
         overlaps="LLaMA-Factory",
         left_out=left_out,
         not_priced=tuple(key for key in left_out if not NO_EFFECT.fullmatch(key) and values.peek(key)),
@@ -132,12 +149,10 @@ def _notes(values: Values, half: str | None) -> Iterator[str]:
         yield "neither deepspeed nor fsdp: priced as DDP; a configuration of Accelerate that starts it may shard more"
 
 
-def _warnings(values: Values) -> Iterator[str]:
-    """Sentences about fields that change a step and are not in the price."""
-    method, stage = str(values.get(METHOD) or USUAL_METHOD), str(values.get(STAGE) or USUAL_STAGE)
-    if method == "lora":
-        yield LORA.format(said=f"{METHOD}={method}")
-    elif method != "full":
+def _warnings(values: Values, method: str) -> Iterator[str]:
+    """Sentences about fields that change a step and are not in the price. method: what is trained."""
+    stage = str(values.get(STAGE) or USUAL_STAGE)
+    if method not in ("lora", "full"):
         yield f"{METHOD}={method[:40]}: priced as training of all weights"
     if (bits := values.get("quantization_bit")) is not None:
         yield bits_warning(f"quantization_bit={show(bits)}")

@@ -15,7 +15,8 @@ from autoshard.files.fields import show
 from autoshard.graph.recompute import FULL_RECOMPUTE, NO_RECOMPUTE
 from autoshard.interop.torchtitan import NOTES
 from autoshard.interop.trainer_fields import Sharded, bits_warning, named_model, sharded_by_deepspeed
-from autoshard.interop.written_layout import AS_ADAMW, LORA, NO_COPIES, WrittenLayout
+from autoshard.interop.written_layout import AS_ADAMW, NO_COPIES, WrittenLayout
+from autoshard.interop.written_lora import Fields, read_lora
 from autoshard.interop.yaml_values import Values
 
 MODEL, LENGTH, MICRO, BATCH, CP = "model", "cutoff_len", "micro_batch_size", "global_batch_size", "cp_size"
@@ -26,6 +27,21 @@ KIND, FILE = "dist_config.name", "dist_config.config_file"
 FSDP, DEEPSPEED = "fsdp2", "deepspeed"
 RESHARDS, OFFLOADS = "dist_config.reshard_after_forward", "dist_config.offload_params"
 COPIES, SHARDS = "mp_replicate_size", "mp_shard_size"
+ADAPTERS, METHOD = "peft_config", "peft_config.name"
+FIELDS = Fields(
+    r=f"{ADAPTERS}.r",
+    lora_alpha=f"{ADAPTERS}.lora_alpha",
+    dropout=f"{ADAPTERS}.lora_dropout",
+    target=f"{ADAPTERS}.target_modules",
+    dora=f"{ADAPTERS}.use_dora",
+    rslora=f"{ADAPTERS}.use_rslora",
+    saved=f"{ADAPTERS}.modules_to_save",
+    resumed=f"{ADAPTERS}.adapter_name_or_path",
+    usual_r=8,
+    usual_alpha=lambda r: 16.0,
+    usual_dropout=0.05,
+)
+"""The fields on adapters [plugins/model_plugins/peft.py]."""
 AGAIN, WAY = "enable_activation_checkpointing", "cp_mode"
 NO_EFFECT = re.compile(
     r"""(sample|save|pref|dpo|simpo|lr_scheduler|max|num_train|logging|batching|resume|custom|dist)_\w+(\..*)?
@@ -73,7 +89,9 @@ def llama_factory_v1_layout(data: Mapping[str, Any], folder: str) -> WrittenLayo
     if known is not None:
         options["model"] = known
     notes = tuple(_notes(values))
-    warnings = (*shards.warnings, *_warnings(values))
+    is_lora = bool(values.get(ADAPTERS)) and values.get(METHOD) == "lora"
+    lora = read_lora(values, f"{METHOD}=lora", FIELDS) if is_lora else None
+    warnings = (*shards.warnings, *_warnings(values, is_lora))
     left_out = values.left_out()
     return WrittenLayout(
         "LLaMA-Factory configuration",
@@ -83,6 +101,7 @@ def llama_factory_v1_layout(data: Mapping[str, Any], folder: str) -> WrittenLayo
         notes=notes,
         sharding=NOTES.get(fields["zero"], "") if values.get(KIND) == FSDP else "",
         warnings=warnings,
+        lora=lora,
         overlaps="LLaMA-Factory",
         left_out=left_out,
         not_priced=tuple(key for key in left_out if not NO_EFFECT.fullmatch(key) and values.peek(key)),
@@ -127,11 +146,10 @@ def _notes(values: Values) -> Iterator[str]:
         yield "no dist_config: weights are float32, and nothing computes in fewer bits"
 
 
-def _warnings(values: Values) -> Iterator[str]:
-    """Sentences about fields that change a step and are not in the price."""
-    if values.get("peft_config"):
-        said = f"peft_config.name={show(name := values.get('peft_config.name'))}"
-        yield LORA.format(said=said) if name == "lora" else f"{said}: priced as training of all weights"
+def _warnings(values: Values, is_lora: bool) -> Iterator[str]:
+    """Sentences about fields that change a step and are not in the price. is_lora: whether it trains adapters."""
+    if values.get(ADAPTERS) and not is_lora:
+        yield f"{METHOD}={show(values.get(METHOD))}: priced as training of all weights"
     if values.get("quant_config"):
         yield bits_warning(f"quant_config.name={show(values.get('quant_config.name'))}")
     if values.get("optim_config"):

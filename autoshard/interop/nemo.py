@@ -17,7 +17,8 @@ from autoshard.interop import megatron
 from autoshard.interop.megatron_stages import EMBEDDING, FIRST, LAST, LOSS, VIRTUAL
 from autoshard.interop.nemo_neuron import NO_EFFECT as OF_NEURON
 from autoshard.interop.nemo_neuron import is_for_neuron, on_neuron
-from autoshard.interop.written_layout import MISSING, WrittenLayout
+from autoshard.interop.written_layout import MISSING, WrittenLayout, WrittenLora
+from autoshard.interop.written_lora import Fields, read_lora
 from autoshard.interop.written_model import WrittenModel
 from autoshard.interop.yaml_values import Values, length_note
 
@@ -70,6 +71,7 @@ LENGTHS = ("model.data.train_ds.max_seq_length", "model.data.seq_length", "model
 GRANULARITY, METHOD, COUNT = (
     f"model.activations_checkpoint_{part}" for part in ("granularity", "method", "num_layers")
 )
+SCHEME = "model.peft.peft_scheme"
 OPTIMIZER, PRECISION, FSDP, WIDE_WEIGHTS = "model.optim.name", "precision", "model.fsdp", "model.megatron_amp_O2"
 NAMES = {
     **FIELDS,
@@ -79,7 +81,7 @@ NAMES = {
     "recompute-method": METHOD,
     "recompute-num-layers": COUNT,
     "optimizer": OPTIMIZER,
-    "peft-scheme": "model.peft.peft_scheme",
+    "peft-scheme": SCHEME,
     "fp8-format": "model.fp8",
     "bf16": f"trainer.{PRECISION}=bf16",
     "fp16": f"trainer.{PRECISION}=16",
@@ -87,6 +89,22 @@ NAMES = {
     "nproc-per-node": "trainer.devices",
 }
 """What a sentence about a flag of Megatron-LM calls it."""
+ADAPTERS = Fields(
+    r="model.peft.lora_tuning.adapter_dim",
+    lora_alpha="model.peft.lora_tuning.alpha",
+    dropout="model.peft.lora_tuning.adapter_dropout",
+    target="model.peft.lora_tuning.target_modules",
+    elsewhere=("model.peft.lora_tuning.layer_selection", "model.peft.lora_tuning.weight_tying"),
+    usual_alpha=float,
+    usual_names="attention_qkv",
+)
+"""The fields on adapters [NeMo nlp/parts/peft_config.py]."""
+PARTS_OF_ALL = {
+    "attention": ("attention_qkv", "attention_dense"),
+    "mlp": ("mlp_fc1", "mlp_fc2"),
+    "all": ("attention_qkv", "attention_dense", "mlp_fc1", "mlp_fc2"),
+}
+"""Words of target_modules for several layers."""
 ADAM = ("adam", "adamw", "fused_adam", "megatron_fused_adam")
 SHARDED = ("distributed_fused_adam", "mcore_distributed_optim")
 """Names of Adam: those of which each rank of data parallelism has all, and those that it shards."""
@@ -170,7 +188,8 @@ def nemo_layout(data: Mapping[str, Any], environment: Mapping[str, str] = Mappin
     data = _own_part(data)
     values = Values(data, FOLLOWS, root="training.")
     _check_kind(values, data["model"])
-    flags = _flags(values)
+    lora = _lora(values)
+    flags = _flags(values, lora)
     said, other_graph = _said(values)
     neuron = None
     if is_for_neuron(values, environment):
@@ -197,6 +216,7 @@ def nemo_layout(data: Mapping[str, Any], environment: Mapping[str, str] = Mappin
         products={told(text): precision for text, precision in written.products.items()},
         wide_blocks={told(text): blocks for text, blocks in written.wide_blocks.items()},
         drops=told(written.drops),
+        lora=lora,
         overlaps="NeMo",
         left_out=left_out,
         not_priced=tuple(_not_priced(values, left_out)),
@@ -221,8 +241,21 @@ def _check_kind(values: Values, model: Mapping[str, Any]) -> None:
         raise AutoshardError(f"trainer.accumulate_grad_batches={count}: {told}")
 
 
-def _flags(values: Values) -> dict[str, str]:
-    """The flags of Megatron-LM, without their dashes, that ask for what the configuration does, with their values."""
+def _lora(values: Values) -> WrittenLora | None:
+    """The adapters that it trains, where it says enough of them."""
+    if not values.get("model.peft") or values.get(SCHEME) != "lora":
+        return None
+    lora = read_lora(values, f"{SCHEME}=lora", ADAPTERS)
+    if lora is None:
+        return None
+    names = ("all",) if lora.every else lora.names
+    parts = dict.fromkeys(part for name in names for part in PARTS_OF_ALL.get(name, (name,)))
+    return replace(lora, names=tuple(parts), every=False)
+
+
+def _flags(values: Values, lora: WrittenLora | None) -> dict[str, str]:
+    """The flags of Megatron-LM, without their dashes, that ask for what the configuration does, with their values.
+    lora: the adapters that it trains, which no flag says."""
     flags = {flag: _text(value) for flag, path in FIELDS.items() if (value := values.get(path)) is not None}
     flags |= {flag: "" for flag, path in SWITCHES.items() if values.flag(path)}
     for flag, path in LATER.items():
@@ -238,7 +271,7 @@ def _flags(values: Values) -> dict[str, str]:
         flags[megatron.GROUPED] = ""
     if str(values.get("model.normalization")).lower() == "layernorm1p":
         flags[megatron.AROUND_ZERO] = ""
-    if scheme := values.get("model.peft.peft_scheme"):
+    if lora is None and (scheme := values.get(SCHEME)):
         flags |= {} if scheme in ("none", "null") else {"peft-scheme": _text(scheme)}
     has_kernels = values.flag("model.transformer_engine") or values.flag("model.use_flash_attention")
     if not has_kernels:

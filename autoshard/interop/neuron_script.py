@@ -15,7 +15,8 @@ from autoshard.errors import AutoshardError
 from autoshard.graph.recompute import FULL_RECOMPUTE, NO_RECOMPUTE
 from autoshard.interop.launch_script import Place, Script, read_script, told_of, warned_of
 from autoshard.interop.nxdt import RECOMPUTED, instance_of, not_run, recomputed_by, run_by
-from autoshard.interop.written_layout import LORA, MISSING, WrittenLayout, number, whole_number
+from autoshard.interop.written_layout import LORA, MISSING, WrittenLayout, WrittenLora, number, whole_number
+from autoshard.interop.written_lora import DROPOUT, GATE_UP, QKV
 from autoshard.interop.written_model import WrittenModel
 from autoshard.layout.mesh import devices_objection
 from autoshard.schedules import usual_schedule
@@ -49,11 +50,14 @@ WIDE_OPTIMIZER = ("use-mix-precision", "use-fp32-optimizer")
 """Flags of optimizers with FP32 weights, where there are no master weights."""
 KV = "qkv-linear"
 """Without it NxD's examples read no kv_replicator."""
+ADAPTERS = ("lora-r", "lora-alpha", "lora-target-modules")
+LORA_DROPOUT = "lora-dropout"
+"""Flags on adapters, in the words of TRL's ModelConfig; a program may have others, with values of its own."""
 SIZES = (*DEGREES.values(), BATCH, PIPELINE_BATCH, RUNS, MICROBATCHES, NODES, PROCESSES, *LENGTHS, COPIES, CAPACITY)
 READ = (
     *(*SIZES, OPTIMUM_BATCH, OPTIMUM_RUNS, OPTIMUM_MICROBATCHES, *CONFIGS, *BLOCKS, *OPTIMUM_MODELS, OPTIMUM_COPIES),
     *(*ZERO, OPTIMUM_ZERO, *SEQUENCE, OPTIMUM_WHOLE_SEQUENCE, *SELECTIVE, OPTIMUM_RECOMPUTE, FLASH, MASTERS),
-    *(OPTIMUM_MASTERS, *WIDE_OPTIMIZER, KV, "bf16"),
+    *(OPTIMUM_MASTERS, *WIDE_OPTIMIZER, KV, "bf16", *ADAPTERS, LORA_DROPOUT),
 )
 """Flags that say something about the layout or its model."""
 NO_EFFECT = re.compile(
@@ -98,6 +102,15 @@ PROGRAMS = {
     "tp_dp_gpt_neox_20b_hf_pretrain.py": Program(sequence_parallel=True, runs=64, model="EleutherAI/gpt-neox-20b"),
     "tp_dp_gpt_neox_6.9b_hf_pretrain.py": Program(runs=64, model="EleutherAI/pythia-6.9b"),
 }
+WITH_ADAPTERS = {
+    "tp_llama_hf_finetune_ptl.py": (16, 32.0, QKV),
+    **dict.fromkeys(
+        ("finetune_llama.py", "finetune_qwen3.py"),
+        (64, 128.0, ("embed_tokens", *QKV, "o_proj", *GATE_UP, "down_proj")),
+    ),
+}
+"""Programs that say what adapters they train -> rank, lora_alpha and layers: NxD's example, where --enable_lora asks
+for them, and those of Optimum Neuron [examples/training]. All of them drop 0.05 before adapters."""
 UNKNOWN_PROGRAM = "the program is none of NxD's examples: what no flag says is read as in {known}"
 USUAL_MICROBATCHES = 8
 """Microbatches of a pipeline of NxD's examples where no flag says how many."""
@@ -146,6 +159,7 @@ def neuron_layout(text: str, place: Place) -> WrittenLayout:
     named = next((flags[flag] for flag in OPTIMUM_MODELS if flag in flags), program.model)
     if re.fullmatch(REPOSITORY, named):
         options["model"] = named
+    lora = _lora(flags, text, is_optimum)
     capacity = number(f"--{CAPACITY}", flags.get(CAPACITY) or None)
     copies = OPTIMUM_COPIES if is_optimum else COPIES if _is_on(flags, [KV]) else ""
     left_out = tuple(f"--{flag}" for flag in flags if flag not in READ)
@@ -156,7 +170,8 @@ def neuron_layout(text: str, place: Place) -> WrittenLayout:
         model=_model(flags),
         training_fields={"expert_capacity_factor": capacity} if capacity else {},
         notes=(*notes, *((NO_LENGTH,) if length is None else ()), *told_of(script)),
-        warnings=(*_warnings(flags), *warned_of(_sure_of_devices(script), text)),
+        warnings=(*_warnings(flags, lora), *warned_of(_sure_of_devices(script), text)),
+        lora=lora,
         devices_per_node=_devices(script),
         kv_copies=_number(flags, copies),
         no_batch=_no_batch(options, _devices(script), place.nodes),
@@ -284,7 +299,24 @@ def _model(flags: Mapping[str, str]) -> WrittenModel:
     return WrittenModel(said, config=None if "$" in config else config)
 
 
-def _warnings(flags: Mapping[str, str]) -> Iterator[str]:
-    """Sentences about flags that change a step and are not in the price."""
-    if any("lora" in flag for flag in flags):
+def _lora(flags: Mapping[str, str], text: str, is_optimum: bool) -> WrittenLora | None:
+    """The adapters that flags or the program say; None where neither does."""
+    if all(flags.get(flag) for flag in ADAPTERS):
+        r, alpha, names = (flags[flag] for flag in ADAPTERS)
+        named = [f"--{_shown(flag)}" for flag in (*ADAPTERS, LORA_DROPOUT)]
+        rate = number(named[3], flags.get(LORA_DROPOUT) or None)
+        dropped = (DROPOUT.format(said=f"{named[3]} {rate:g}"),) if rate else ()
+        rank, scale = whole_number(named[0], r), number(named[1], alpha) or 0.0
+        return WrittenLora(f"{named[0]} {r}", rank, scale, tuple(names.split()), key=named[2], warnings=dropped)
+    program = next((name for name in WITH_ADAPTERS if re.search(rf"(?<![\w.-]){re.escape(name)}(?![\w-])", text)), None)
+    if program is None or is_optimum == (program in PROGRAMS) or not (is_optimum or "enable-lora" in flags):
+        return None
+    said = f"{program} trains adapters"
+    dropped = (DROPOUT.format(said=f"lora_dropout=0.05 of {program}"),)
+    return WrittenLora(said, *WITH_ADAPTERS[program], key=program, warnings=dropped)
+
+
+def _warnings(flags: Mapping[str, str], lora: WrittenLora | None) -> Iterator[str]:
+    """Sentences about flags that change a step and are not in the price. lora: as `_lora` has it."""
+    if lora is None and any("lora" in flag for flag in flags):
         yield LORA.format(said="--enable_lora")

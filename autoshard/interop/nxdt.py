@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 from autoshard.errors import AutoshardError
 from autoshard.graph.recompute import NO_RECOMPUTE, canonical
-from autoshard.interop.written_layout import AS_ADAMW, DPO, WrittenLayout, number
+from autoshard.interop.written_layout import AS_ADAMW, DPO, LORA, WrittenLayout, WrittenLora, number
+from autoshard.interop.written_lora import Fields, read_lora
 from autoshard.interop.written_model import WrittenModel, guessed_vocabulary
 from autoshard.interop.yaml_values import Values, length_note
 from autoshard.schedules import usual_schedule
@@ -42,6 +44,19 @@ LONG = 8192
 PRECISIONS = {"mixed_precision": "mixed_precision", "bf16SR": "bf16_sr", "fp32": "fp32"}
 
 
+ALIGNMENT = "model_alignment_strategy"
+PEFT = f"{ALIGNMENT}.peft"
+ADAPTERS = Fields(
+    r=f"{PEFT}.lora_rank",
+    lora_alpha=f"{PEFT}.lora_alpha",
+    dropout=f"{PEFT}.lora_dropout",
+    target=f"{PEFT}.target_modules",
+    usual_r=16,
+    usual_alpha=lambda r: 32.0,
+    usual_dropout=0.05,
+    usual_names="qkv_proj",
+)
+"""The fields on adapters [NxDT lightning_modules/model/hf_models/llama_model.py]."""
 TRN1_DEVICES = 32
 INSTANCES = {(2, 1): "trn1.2xlarge", (4, 2): "trn2.3xlarge"}
 """By trainer.devices and trainer.lnc: smaller instances that have as many devices at that LNC, the default one of trn1.
@@ -142,7 +157,7 @@ def nxdt_layout(data: Mapping[str, Any]) -> WrittenLayout:
     elif layers is not None and layers > stages and layers % stages:
         fields["stage_layers"] = auto_partition(layers, stages)
     capacity = _capacity(values)
-    model, warnings = _model(values), tuple(_warnings(values))
+    model, lora, warnings = _model(values), _lora(values), tuple(_warnings(values))
     copies = values.whole("distributed_strategy.kv_replicator")
     kv_copies = copies if values.flag("model.qkv_linear") else None  # without it NxD Training reads no kv_replicator
     left_out = values.left_out()
@@ -157,6 +172,7 @@ def nxdt_layout(data: Mapping[str, Any]) -> WrittenLayout:
         training_fields={} if capacity is None else {"expert_capacity_factor": capacity},
         notes=notes,
         warnings=warnings,
+        lora=lora,
         drops=", ".join(f"{key}={rate:g}" for key in DROPOUT if (rate := number(key, values.peek(key)))),
         devices_per_node=values.whole("trainer.devices"),
         kv_copies=kv_copies,
@@ -219,20 +235,23 @@ def _capacity(found: Values) -> float | None:
     return capacity
 
 
+def _lora(found: Values) -> WrittenLora | None:
+    """The adapters that it trains."""
+    if not isinstance(peft := found.peek(PEFT), Mapping) or not peft:
+        return None
+    lora = read_lora(found, PEFT, ADAPTERS)
+    return None if lora is None else replace(lora, said=f"{PEFT} (LoRA of rank {lora.r})")
+
+
 def _warnings(found: Values) -> Iterator[str]:
     """Sentences about fields that change a step and are not in the price."""
-    alignment = "model_alignment_strategy"
-    if peft := found.get(f"{alignment}.peft"):
-        rank = peft.get("lora_rank", 16) if isinstance(peft, Mapping) else 16
+    if (peft := found.get(PEFT)) and not isinstance(peft, Mapping):
+        yield LORA.format(said=PEFT)
+    if found.get(f"{ALIGNMENT}.dpo"):
+        yield DPO.format(said=f"{ALIGNMENT}.dpo", batch="global_batch_size")
+    if found.get(f"{ALIGNMENT}.orpo"):
         yield (
-            f"{alignment}.peft (LoRA of rank {rank}): priced as training of all weights; LoRA computes, sends "
-            "and keeps no gradients and no optimizer state of the weights that it freezes"
-        )
-    if found.get(f"{alignment}.dpo"):
-        yield DPO.format(said=f"{alignment}.dpo", batch="global_batch_size")
-    if found.get(f"{alignment}.orpo"):
-        yield (
-            f"{alignment}.orpo: priced as plain training on global_batch_size sequences; ORPO runs a chosen and a "
+            f"{ALIGNMENT}.orpo: priced as plain training on global_batch_size sequences; ORPO runs a chosen and a "
             "rejected one for each"
         )
     if (routing := found.get("model.moe.routing_algorithm") or "top_k") != "top_k":

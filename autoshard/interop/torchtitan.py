@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from math import gcd, prod
 from typing import Any
 
@@ -11,7 +12,8 @@ from autoshard.backends.torch import TORCH
 from autoshard.errors import AutoshardError
 from autoshard.files.fields import show
 from autoshard.interop.torchtitan_stages import EACH, SPLITS, STAGE_KEYS, stages_of
-from autoshard.interop.written_layout import AS_ADAMW, LORA, WrittenLayout, whole_number
+from autoshard.interop.written_layout import AS_ADAMW, LORA, WrittenLayout, WrittenLora, whole_number
+from autoshard.interop.written_lora import DROPOUT
 from autoshard.interop.written_model import WrittenModel, property_of
 from autoshard.models.registry import load_model
 from autoshard.schedules import usual_schedule
@@ -80,12 +82,15 @@ SELECTIVE_OPTION = "selective_ac_option"
 """op, or how many blocks there are for each that runs again whole: 2 where it is not given."""
 BUDGET = "memory_budget"
 """Activations that torch.compile may keep: 0 for those of full recompute, 1 for all."""
+USUAL_RANK, USUAL_ALPHA, TARGETS = 8, 16.0, "target_modules"
+"""Of the section lora and of LoRAConverter [components/lora.py]."""
 READ = {
     f"{section}.{key}"
     for section, keys in {
         "model": ("name", "flavor"),
         "training": ("seq_len", *LOCAL_BATCH, "global_batch_size", DTYPE),
         "activation_checkpoint": ("mode", SELECTIVE_OPTION, BUDGET),
+        "lora": ("rank", "alpha", TARGETS, "dropout"),
         "parallelism": (
             *DEGREES.values(),
             EXPERT_RANKS,
@@ -112,6 +117,16 @@ BEFORE = re.compile(
     re.VERBOSE,
 )
 """Keys on the layout, or on products of matrices, from before release 0.1.0."""
+LAYERS = {
+    "wq": "q_proj",
+    "wk": "k_proj",
+    "wv": "v_proj",
+    "wo": "o_proj",
+    "w1": "gate_proj",
+    "w2": "down_proj",
+    "w3": "up_proj",
+}
+"""Layers' names in torchtitan and here."""
 SWITCH = ".enable_"
 """Part of the name of a key that does nothing where it is false."""
 FLAVOR_SIZES = (
@@ -186,6 +201,7 @@ def torchtitan_layout(data: Mapping[str, Any]) -> WrittenLayout:
     known = NAMED.get((str(model.get("name")), str(model.get("flavor"))))
     if known:
         options["model"] = known
+    lora = _lora(data)
     left_out = tuple(key for key in said if key not in READ and not key.startswith(f"{UNREAD}."))
     return WrittenLayout(
         "torchtitan configuration",
@@ -198,7 +214,8 @@ def torchtitan_layout(data: Mapping[str, Any]) -> WrittenLayout:
         products={
             f"model.converters has {name}": precision for name in _converters(data) if (precision := _products(name))
         },
-        warnings=(*_warnings(data), *filter(None, (stand_in, cut_experts)), *approximation),
+        lora=lora,
+        warnings=(*_warnings(data, lora), *filter(None, (stand_in, cut_experts)), *approximation),
         overlaps="torchtitan",
         left_out=left_out,
         not_priced=tuple(key for key in left_out if not (NO_EFFECT.fullmatch(key) or _is_off(key, said[key]))),
@@ -295,18 +312,38 @@ def _flavor(name: str, flavor: str) -> WrittenModel:
     )
 
 
-def _warnings(data: Mapping[str, Any]) -> Iterator[str]:
-    """Sentences about fields that change a step and are not in the price."""
+def _asks_for_lora(data: Mapping[str, Any]) -> str | None:
+    """The converter, or the section, that asks for adapters; None for none."""
+    converters = (f"model.converters has {name}" for name in _converters(data) if "lora" in name.lower())
+    sections = (f"[{section}]" for section in ("lora", "peft") if section in data)
+    return next(chain(converters, sections), None)
+
+
+def _lora(data: Mapping[str, Any]) -> WrittenLora | None:
+    """The adapters that are trained; None where there are none, and where their rank cannot be read. Without
+    target_modules all linear layers have one, the head among them."""
+    said = _asks_for_lora(data)
+    if said is None or said == "[peft]":
+        return None
+    section = _section(data, "lora")
+    rank, alpha, targets = section.get("rank", USUAL_RANK), section.get("alpha", USUAL_ALPHA), section.get(TARGETS)
+    if not (isinstance(rank, int) and isinstance(alpha, int | float) and isinstance(targets, list | None)):
+        return None
+    dropout = section.get("dropout")
+    dropped = (DROPOUT.format(said=f"lora.dropout={dropout}"),) if dropout else ()
+    names = ("output",) if targets is None else tuple(LAYERS.get(str(name), str(name)) for name in targets)
+    return WrittenLora(said, rank, float(alpha), names, targets is None, f"lora.{TARGETS}", dropped)
+
+
+def _warnings(data: Mapping[str, Any], lora: WrittenLora | None) -> Iterator[str]:
+    """Sentences about fields that change a step and are not in the price. lora: as `_lora` has it."""
+    if lora is None and (said := _asks_for_lora(data)) is not None:
+        yield LORA.format(said=said)
     for name in _converters(data):
-        if "lora" in name.lower():
-            yield LORA.format(said=f"model.converters has {name}")
-        elif not _products(name):
+        if "lora" not in name.lower() and not _products(name):
             yield f"model.converters has {name}: it is not in the price"
     for call in _section(data, UNREAD):
         yield f"{call}: what it sets is not read"
-    for section in ("lora", "peft"):
-        if section in data:
-            yield LORA.format(said=f"[{section}]")
     training, optimizer = _section(data, "training"), str(_section(data, "optimizer").get("name", "AdamW"))
     for key, priced in {PARAMETERS: ("bfloat16", *PRECISIONS), "mixed_precision_reduce": ("float32",)}.items():
         if training.get(key, priced[0]) not in priced:

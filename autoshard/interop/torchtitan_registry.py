@@ -275,6 +275,7 @@ def _set(found: Sections, path: list[str], value: ast.expr, names: Names, at: st
     elif section == "model_spec" and isinstance(value, ast.Call):
         name = {one: text for one, text in found.get("model", {}).items() if one == "name"}
         found["model"] = name | _model(value, names)
+        found["lora"] = _adapters(value, names)
     elif isinstance(value, ast.Call):
         keywords = _keywords(value, at) if section in READ_AS else value.keywords
         given = {one.arg: _value(f"{section}.{one.arg}", one.value, names, at) for one in keywords if one.arg}
@@ -294,13 +295,25 @@ def _base_model(called: str) -> dict[str, Any]:
     return {"name": name, "flavor": flavor.upper().replace("_", ".")} if flavor[:1].isdigit() else {}
 
 
+def _adapters(call: ast.Call, names: Names) -> dict[str, Any]:
+    """What such a registry sets of low-rank adapters, `converters=[LoRAConverter.Config(rank=8)]`."""
+    calls = (one for one in _converters(call, names) if isinstance(one, ast.Call) and "lora" in _kind(one).lower())
+    return {
+        one.arg: _value(f"lora.{one.arg}", one.value, names, "") for call in calls for one in call.keywords if one.arg
+    }
+
+
+def _converters(call: ast.Call, names: Names) -> list[ast.expr]:
+    given = (_followed(one.value, names) for one in call.keywords if one.arg == "converters")
+    converters = next(given, ast.Constant(None))
+    return converters.elts if isinstance(converters, ast.List | ast.Tuple) else [converters]
+
+
 def _model(call: ast.Call, names: Names) -> dict[str, Any]:
     """The flavor, and what converts its layers, of `model_registry("8B", converters=[...])`."""
     given = {one.arg: _followed(one.value, names) for one in call.keywords}
     flavor = _followed(call.args[0], names) if call.args else given.get("flavor")
-    converters = given.get("converters", ast.Constant(None))
-    listed = converters.elts if isinstance(converters, ast.List | ast.Tuple) else [converters]
-    names_of = (_kind(one) if isinstance(one, ast.Call) else _shown(one) for one in listed)
+    names_of = (_kind(one) if isinstance(one, ast.Call) else _shown(one) for one in _converters(call, names))
     found: dict[str, Any] = {"converters": [one for one in names_of if one != "None"]}
     if isinstance(flavor, ast.Constant) and isinstance(flavor.value, str):
         found["flavor"] = flavor.value

@@ -31,6 +31,24 @@ _VARIABLE = re.compile(r"\$(?:\w+|\{\w+\})")
 
 
 @dataclass(frozen=True)
+class WrittenLora:
+    """Low-rank adapters that a file trains.
+
+    said: the field that says so, with its value. r, lora_alpha: as `autoshard.spec.lora.Lora` has them. names: ends of
+    the names of layers that have one. every: whether all linear layers have one. key: the field that names layers.
+    warnings: what the file says of them that is not in the price.
+    """
+
+    said: str
+    r: int
+    lora_alpha: float
+    names: tuple[str, ...] = ()
+    every: bool = False
+    key: str = ""
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class WrittenLayout:
     """A layout that a file describes.
 
@@ -45,7 +63,7 @@ class WrittenLayout:
     taken over unchanged. sharding: one more of them, where ranks shard. warnings: what the file says that changes the
     step and is not in the price. products: what it says of products of matrices in fewer bits -> the precision here.
     wide_blocks: what it says of blocks that multiply in bf16 all the same -> these, as --keep-bf16 has them. drops:
-    what it says of dropout, empty for nothing.
+    what it says of dropout, empty for nothing. lora: the adapters that it trains, where it says enough of them.
     overlaps: the framework on GPUs, where it hides transfers behind work; else empty. devices_per_node: those that the
     file starts processes for, None where it does not say. kv_copies: how often it has each key-value head over tp, None
     where it does not say.
@@ -69,6 +87,7 @@ class WrittenLayout:
     devices_per_node: int | None = None
     kv_copies: int | None = None
     drops: str = ""
+    lora: WrittenLora | None = None
     overlaps: str = ""
     no_batch: str = ""
     left_out: tuple[str, ...] = ()

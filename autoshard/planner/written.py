@@ -43,6 +43,8 @@ IN_FEWER_BITS = (
 )
 NO_SUCH_PRODUCTS = "{said}: priced in {own}; {device} has no products in {precision}"
 KEPT_WIDE = "{said}: priced with all blocks in {precision}; --keep-bf16 {keep} prices that"
+NO_LORA = "{said}; --backend torch prices the adapters"
+FROZEN_WHOLE = "weights that are not trained lie whole on each rank in the price; FSDP and ZeRO-3 shard them too"
 EVEN_SHARE = "each got its even share of tokens (capacity factor 1)"
 ONE_RUN = (
     "the file's pipeline takes {count} sequences of a replica and empties, {runs:g} times a step; priced as if all "
@@ -137,8 +139,9 @@ def read_written(file: str, given: Mapping[str, Any], recipes: bool = True) -> W
     problem, notes = _problem(file, request, written, model)
     if written.complete:
         notes += (*_of_unsaid_machine(options, problem.cluster),)
-    warnings = written.warnings
-    warnings = (*_on_products(written, problem, request), *warnings)
+    problem, on_adapters, unlike = _with_adapters(file, problem, request, written)
+    notes += on_adapters
+    warnings = (*_on_products(written, problem, request), *unlike, *written.warnings)
     if problem.model.is_moe and written.complete and not written.training_fields:
         warnings += (NO_LIMIT.format(priced=EVEN_SHARE if request.expert_imbalance is None else UNEVEN),)
     devices, cluster = written.devices_per_node, problem.cluster
@@ -157,7 +160,11 @@ def read_written(file: str, given: Mapping[str, Any], recipes: bool = True) -> W
         said += (written.sharding,) if written.sharding and strategy.zero else ()
         if written.overlaps and not problem.cluster.platform.is_trainium and problem.cluster.world_size > 1:
             said += (AS_OURS.format(framework=written.overlaps),)
-        more = () if written.kv_copies in (None, copies) else (COPIES.format(said=written.kv_copies, copies=copies),)
+        more: tuple[str, ...] = ()
+        if written.kv_copies not in (None, copies):
+            more += (COPIES.format(said=written.kv_copies, copies=copies),)
+        if problem.model.lora is not None and strategy.zero == 3:
+            more += (FROZEN_WHOLE,)
         rest = (said, (*warnings, *more), written.left_out, written.not_priced)
         form, backend = written.form, request.backend
         return Written(problem, strategy, form, backend, *rest, own_cut=own_cut, sought=sought(request))
@@ -391,6 +398,26 @@ def _problem(
         model = replace(model, num_hidden_layers=layers)
     training = replace(training, **written.training_fields)
     return Problem(model, training, cluster, backend_of(request, cluster)), notes
+
+
+def _with_adapters(
+    file: str, problem: Problem, request: PlanRequest, written: WrittenLayout
+) -> tuple[Problem, tuple[str, ...], tuple[str, ...]]:
+    """(the problem with the adapters that the file trains, notes, warnings); as it is where an option has its own, and
+    where the backend or the model has none."""
+    from autoshard.backends.registry import ANYWHERE
+    from autoshard.interop.written_layout import LORA
+    from autoshard.interop.written_lora import adapters_of
+    from autoshard.plans.validate import in_file
+
+    if written.lora is None or request.lora is not None:
+        return problem, (), ()
+    if problem.backend != ANYWHERE.name:
+        return problem, (), (NO_LORA.format(said=LORA.format(said=written.lora.said)),)
+    lora, notes, warnings = in_file(file, partial(adapters_of, written.lora, problem.model))
+    if lora is not None:
+        problem = problem._replace(model=replace(problem.model, lora=lora))
+    return problem, notes, warnings
 
 
 def _completed_by_search(problem: Problem, request: PlanRequest) -> tuple[Problem, Strategy, tuple[str, ...]] | None:

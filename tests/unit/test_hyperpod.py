@@ -199,7 +199,7 @@ def test_a_mixture_is_found_by_its_blocks_without_experts() -> None:
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"peft": {"peft_type": "lora"}}, "model.peft.peft_type='lora': priced as training of all weights; LoRA "),
+        ({"peft": {"peft_type": "own"}}, "model.peft.peft_type='own': priced as training of all weights; LoRA "),
         ({"dpo": {"enabled": True}}, "model.dpo.enabled=True: priced as plain training on train_batch_size sequences"),
         ({"offload_activations": True}, "model.offload_activations=True: priced with activations on the devices"),
         ({"fp8": None}, "model.fp8=True: priced in bf16; products of matrices take less time in fp8"),

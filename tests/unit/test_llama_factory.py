@@ -134,10 +134,6 @@ def test_the_stage_of_pre_training_packs() -> None:
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        (
-            {"finetuning_type": None},
-            "finetuning_type=lora: priced as training of all weights; LoRA freezes most of them",
-        ),
         ({"finetuning_type": "freeze"}, "finetuning_type=freeze: priced as training of all weights"),
         ({"quantization_bit": 4}, "quantization_bit=4: priced with weights in half precision"),
         ({"stage": "dpo"}, "stage=dpo: priced as plain training on per_device_train_batch_size sequences; DPO runs"),
@@ -223,7 +219,6 @@ def test_precisions_of_version_1(changes: dict[str, Any], name: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"peft_config": {"name": "lora"}}, "peft_config.name='lora': priced as training of all weights; LoRA freezes"),
         ({"peft_config": {"name": "freeze"}}, "peft_config.name='freeze': priced as training of all weights"),
         ({"quant_config": {"name": "bnb"}}, "quant_config.name='bnb': priced with weights in half precision"),
         ({"optim_config": {"name": "muon"}}, "optim_config.name='muon' is priced as AdamW, with two moments"),

@@ -518,8 +518,8 @@ DROPLESS_WARNING = (
     "a plan drops what is over it"
 )
 LORA = (
-    "model_alignment_strategy.peft (LoRA of rank 16): priced as training of all weights; LoRA computes, sends and "
-    "keeps no gradients and no optimizer state of the weights that it freezes"
+    "model_alignment_strategy.peft (LoRA of rank 16): priced as training of all weights; LoRA freezes most of them; "
+    "--backend torch prices the adapters"
 )
 PLAIN = "priced as plain training on global_batch_size sequences"
 DPO = f"{PLAIN}; DPO runs a chosen and a rejected one for each, and before that the reference model"

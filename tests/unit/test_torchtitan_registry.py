@@ -172,7 +172,7 @@ def llama3_plain() -> Trainer.Config:
     return config
 
 def llama3_lora() -> Trainer.Config:
-    return Trainer.Config(model_spec=model_registry("8B", converters=[LoRAConverter.Config(rank=8), Sparse.Config()]))
+    return Trainer.Config(model_spec=model_registry("8B", converters=[LoRAConverter.Config(rank=4), Sparse.Config()]))
 
 def llama3_nvfp4() -> Trainer.Config:
     return Trainer.Config(model_spec=model_registry("8B", converters=[NVFP4LinearConverter.Config()]))
@@ -201,10 +201,9 @@ def test_converters_are_read_or_told() -> None:
         "model.converters has MXFP8GroupedExpertsConverter": "mxfp8",
     }
     assert (plain.options["model"], plain.products) == ("llama3-8b", {})
-    assert lora.warnings == (
-        "model.converters has LoRAConverter: priced as training of all weights; LoRA freezes most of them",
-        "model.converters has Sparse: it is not in the price",
-    )
+    assert lora.warnings == ("model.converters has Sparse: it is not in the price",)
+    assert lora.lora is not None
+    assert (lora.lora.r, lora.lora.lora_alpha, lora.lora.every) == (4, 16.0, True)
     nvfp4 = torchtitan_layout(parse_registry(CALLED, "r.py", "llama3_nvfp4"))
     assert nvfp4.products == {"model.converters has NVFP4LinearConverter": "nvfp4"} and not nvfp4.warnings
 
