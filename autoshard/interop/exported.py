@@ -52,8 +52,8 @@ def written_schedule(plan: Plan, known: Mapping[str, str]) -> tuple[str, tuple[s
 
 
 def common_left_out(plan: Plan, says_dropout: bool = False) -> tuple[str, ...]:
-    """Sentences about the parts of a plan that no other framework's configuration says: dropout, a loss in chunks,
-    blocks that are not Llama's or another common family's, and choices by operator.
+    """Sentences about the parts of a plan that no other framework's configuration says: dropout, adapters, a loss in
+    chunks, blocks that are not Llama's or another common family's, and choices by operator.
 
     says_dropout: whether the configuration says how much is dropped.
     """
@@ -62,6 +62,8 @@ def common_left_out(plan: Plan, says_dropout: bool = False) -> tuple[str, ...]:
     if dropout:
         said = "other elements are dropped there" if says_dropout else "set it there; elements will be others than here"
         drops += (f"dropout {dropout}: {said}",)
+    if plan.model.lora is not None:
+        drops += (f"lora {plan.model.lora}: the file trains all weights, which takes more memory",)
     if plan.training.loss_chunks > 1:
         drops += (f"loss_chunks={plan.training.loss_chunks}: all logits are there at once, which takes more memory",)
     if model_type not in (*FORMS, "phi3", TRACED):  # Phi-3 is a Llama

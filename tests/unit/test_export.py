@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from autoshard.errors import AutoshardError
-from autoshard.interop.export import export
+from autoshard.interop.export import FORMS, export
 from autoshard.interop.nxdt_training import read_learning
 from autoshard.models.registry import load_model
 from autoshard.plans.plan import Plan
@@ -19,6 +19,7 @@ from autoshard.schedules import SCHEDULES, Schedule
 from autoshard.schedules.action import Action, Order
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.dropout import Dropout
+from autoshard.spec.lora import Lora
 from autoshard.spec.training import PRECISIONS
 from tests.unit.plan_examples import plan_70b, plan_interleaved, plan_mixtral
 from tests.unit.published_plans import published_plans
@@ -337,6 +338,14 @@ def test_megatrons_own_checks_of_layouts() -> None:
     gathered = text.replace("alltoall", "allgather")
     warning = "warning: --moe-token-dispatcher-type allgather is priced as alltoall, which moves fewer tokens"
     assert warning in imported(gathered, "train.sh", **{**given, "nodes": 8}).notes
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_adapters_are_left_out(form: str) -> None:
+    plan = plan_70b()
+    model = replace(plan.model, lora=Lora(16, 32.0, ("q_proj", "v_proj")))
+    told = "lora r=16,lora_alpha=32,target_modules=q_proj+v_proj: the file trains all weights, which takes more memory"
+    assert export(replace(plan, model=model), form).left_out[0] == told
 
 
 def test_megatron_is_told_what_is_dropped() -> None:
