@@ -27,6 +27,7 @@ ASKED = (
     "keep_bf16",
     "expert_imbalance",
     "dropout",
+    "lora",
     "backend",
     "stack",
     "fit_probability",

@@ -247,6 +247,8 @@ def test_states_and_their_commands() -> None:
     [one] = read_states([("model", "llama3-8b"), ("nodes", "4"), ("vpp", ""), ("why", "tp=4")])
     assert one == State({"model": "llama3-8b", "nodes": 4}, "", "tp=4")
     assert commands([one]) == [STOPS, "autoshard plan --model llama3-8b --nodes 4 -o plan.json"]
+    [one] = read_states([("model", "llama3-8b"), ("lora", "16")])
+    assert commands([one]) == [STOPS, "autoshard plan --model llama3-8b --lora 16 -o plan.json"]
     upload = f"upload:{'0' * 32}"
     [one] = read_states([("model", upload), ("recompute", "full")])
     assert one.uploads == (upload,)
