@@ -263,6 +263,8 @@ def _warnings(values: Values, ep: int, lora: WrittenLora | None) -> Iterator[str
     for bits in (4, 8):
         if values.flag(f"load_in_{bits}bit"):
             yield bits_warning(f"load_in_{bits}bit=True")
+    if isinstance(values.peek("peft"), Mapping) and (kept := values.get("peft.weight_dtype")):
+        yield bits_warning(f"peft.weight_dtype={show(kept)}")
     if kind := values.get("rl"):
         said = f"rl={show(kind)}"
         is_dpo = kind in ("dpo", "ipo")

@@ -44,6 +44,7 @@ IN_FEWER_BITS = (
 NO_SUCH_PRODUCTS = "{said}: priced in {own}; {device} has no products in {precision}"
 KEPT_WIDE = "{said}: priced with all blocks in {precision}; --keep-bf16 {keep} prices that"
 NO_LORA = "{said}; --backend torch prices the adapters"
+ADAPTERS = "{said}: adapters are trained in place of the weights, as --lora {lora} has it"
 FROZEN_WHOLE = "weights that are not trained lie whole on each rank in the price; FSDP and ZeRO-3 shard them too"
 EVEN_SHARE = "each got its even share of tokens (capacity factor 1)"
 ONE_RUN = (
@@ -417,6 +418,7 @@ def _with_adapters(
     lora, notes, warnings = in_file(file, partial(adapters_of, written.lora, problem.model))
     if lora is not None:
         problem = problem._replace(model=replace(problem.model, lora=lora))
+        notes = (ADAPTERS.format(said=written.lora.said, lora=lora), *notes)
     return problem, notes, warnings
 
 

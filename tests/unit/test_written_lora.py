@@ -91,6 +91,8 @@ def adapters(found: Written) -> tuple[int, float, tuple[str, ...]] | None:
 def test_axolotl() -> None:
     found = read(AXOLOTL, **GPUS)
     assert (adapters(found), found.warnings) == ((16, 32.0, ("q_proj", "v_proj")), ())
+    lora = "r=16,lora_alpha=32,target_modules=q_proj+v_proj"
+    assert f"adapter='lora': adapters are trained in place of the weights, as --lora {lora} has it" in found.notes
     every = read({**AXOLOTL, "lora_target_linear": True, "lora_target_modules": None}, **GPUS)
     assert adapters(every) == (16, 32.0, ALL)
     # alpha / sqrt(16), as 128 / 16
@@ -127,6 +129,10 @@ def test_axolotl() -> None:
         (
             {"adapter": "qlora", "load_in_4bit": True},
             "load_in_4bit=True: priced with weights in half precision",
+        ),
+        (
+            {"adapter": "qlora", "peft": {"backend": "torchao", "weight_dtype": "nf4"}},
+            "peft.weight_dtype='nf4': priced with weights in half precision",
         ),
         (
             {"fsdp_version": 1, "fsdp_config": {"reshard_after_forward": True}, "bf16": True},
