@@ -27,6 +27,9 @@ def input_notes(model: ModelSpec, training: TrainingSpec, backend: str) -> Itera
         yield f"seq-len {length:,} is beyond the {positions:,} positions that {model.name} was made for"
     if model.dropout:
         yield f"dropout {model.dropout}: the same elements in every layout; evaluation drops nothing"
+    if model.lora is not None:
+        told = "no result with any was measured under this software; intervals are those of all weights trained"
+        yield f"adapters: {told}"
     if model.graph is not None:
         yield f"{model.name} was traced with {min(traced or length, LONGEST_TRACE):,} tokens, without dropout"
     if model.indexer is not None:

@@ -165,5 +165,6 @@ def test_the_command_knows_what_there_is_without_numpy() -> None:
 @pytest.mark.parametrize("name", [*builtin_models(), *PUBLISHED])
 def test_a_config_that_we_write_is_read_as_the_same_model(name: str) -> None:
     model = MODELS[name] if name in MODELS else load_model(name)
-    weights = replace(model, dropout=Dropout(), multi_token_prediction=None)  # of training, not of weights
+    # of training, not of weights
+    weights = replace(model, dropout=Dropout(), lora=None, multi_token_prediction=None)
     assert from_config(json.loads(json.dumps(to_config(model))), model.name) == weights

@@ -150,7 +150,7 @@ def test_where_each_family_drops() -> None:
         "minimax text of 6 heads",
         "qwen4 exp of 6 heads",
     }
-    shared = ("qwen2 moe", "solar open", "hunyuan moe", "granite moe, shared", "granite moe swa")
+    shared = ("qwen2 moe", "qwen2 moe, adapters", "solar open", "hunyuan moe", "granite moe, shared", "granite moe swa")
     expected = {name: 5 if name in shared else 4 - (name in without_attention) for name in counts}
     expected |= {name: 2 for name in counts if name.startswith("nemotron h")}  # an embedding and one mixer
     expected |= {name: 5 for name in counts if name.startswith("falcon h1")}  # both mixers

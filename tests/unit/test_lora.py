@@ -186,6 +186,8 @@ def test_a_plan_says_what_is_learned(tmp_path: Path) -> None:
         "lie whole on each rank that has them"
     )
     assert dict(describe(plan).facts)["adapters"] == text
+    note = "adapters: no result with any was measured under this software; intervals are those of all weights trained"
+    assert note in plan.notes
     assert "adapters" not in dict(describe(planned()).facts)
     (tmp_path / "plan.json").write_text(plan_to_json(plan))
     assert read_plan(tmp_path / "plan.json") == plan

@@ -15,6 +15,7 @@ from autoshard.models.registry import load_model
 from autoshard.spec.attention_heads import GlobalAttention
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.dropout import Dropout
+from autoshard.spec.lora import Lora
 from autoshard.spec.prediction import MultiTokenPrediction
 from autoshard.spec.training import TrainingSpec, load_precision
 from tests.traced_models import ODD
@@ -548,6 +549,11 @@ BROKEN: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         {"model": replace(LLAMA_70B, dropout=Dropout(residual=0.1))},
         {},
         "backend=nxd trains llama3-70b without dropout residual=0.1; use backend torch",
+    ),
+    (
+        {"model": replace(LLAMA_70B, lora=Lora(16, 16.0, ("q_proj",)))},
+        {},
+        "backend=nxd trains all weights of llama3-70b, no adapters (lora); use backend torch",
     ),
     (
         {"training": replace(TRAINING, loss_chunks=4)},
