@@ -101,9 +101,8 @@ def test_many_operators_are_each_of_them(kind: str, software: Software) -> None:
     marks = number.integers(0, 2, (2, 40))
     groups = number.integers(1, 9, 40)
     ratios, widths = number.uniform(1, 3, 40), number.integers(1, 300, 40)
-    many = OperatorNeeds(
-        kind, m, n, k, moving, scores, flops, ratios, groups, *marks, widths, number.integers(0, 2, 40)
-    )
+    many = OperatorNeeds(kind, m, n, k, moving, scores, flops, ratios, groups, *marks)
+    many = many._replace(value_dim=widths, frozen=number.integers(0, 2, 40))
     products = QuantizedProducts(180 * TFLOPS, 4.0)
     found = seconds_of(many, device, 90 * TFLOPS, software, products)
     for row in range(40):
