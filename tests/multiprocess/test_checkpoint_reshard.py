@@ -28,12 +28,15 @@ from autoshard.runtime.torch_backend.parameters import local_piece, padded
 from autoshard.runtime.torch_backend.sharded_weights import ShardedWeights
 from autoshard.runtime.torch_backend.sums import Sums
 from autoshard.runtime.trainer.shard_files import read_rank, write_rank
+from autoshard.spec.lora import Lora
 from benchmarks.random_layouts import legal
 from tests.cases import ALL, some
 from tests.multiprocess.models import MODELS
 from tests.multiprocess.plans import FP32, plan_of, strategy
 
 UNEVEN_VOCABULARY = replace(MODELS["few kv heads"], vocab_size=91)
+ADAPTED = replace(UNEVEN_VOCABULARY, lora=Lora(4, 8.0, ("down_proj", "q_proj", "v_proj")))
+OWN = {"few kv heads": UNEVEN_VOCABULARY, "adapters": ADAPTED}
 LAYOUTS: dict[str, dict[str, Strategy]] = {
     "few kv heads": {
         "one process": strategy(),
@@ -92,6 +95,11 @@ LAYOUTS: dict[str, dict[str, Strategy]] = {
         "one process": strategy(),
         "tp x dp, padded": strategy(tp=4, dp=5),
     },
+    "adapters": {
+        "one process": strategy(),
+        "tp, kv replicated": strategy(tp=4),
+        "tp x pp x dp, ZeRO-3": strategy(tp=2, pp=2, dp=3, zero=3),
+    },
 }
 PAIRS = [
     (model, source, target)
@@ -145,7 +153,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @cache
 def saved(model: str, layout: str, root: Path) -> Saved:
-    plan = plan_of(UNEVEN_VOCABULARY if model == "few kv heads" else MODELS[model], LAYOUTS[model][layout], 4, FP32)
+    plan = plan_of(OWN.get(model) or MODELS[model], LAYOUTS[model][layout], 4, FP32)
     return saved_of(plan, root / f"{model} {layout}")
 
 
