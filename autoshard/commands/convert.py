@@ -24,9 +24,11 @@ is looked at. TARGET is a new folder, and is there when all of it is.
   autoshard convert Llama-3-70B/ nxd/ --plan plan.json --to nxd --xser  for neuronx-distributed
   autoshard convert nxd/ hf/                                            and back
   autoshard convert nxd/ step/ --plan plan.json        with the optimizer's state: run plan.json --resume step/
+  autoshard convert runs/checkpoints/llama3-8b/ adapter/ --to peft      the adapters of a plan made with --lora
   autoshard convert runs/checkpoints/MyModel/ mine/    a traced module's state_dict, for its load_state_dict
 
-Nothing in a file is executed. Weights keep every bit unless --dtype asks for others."""
+Nothing in a file is executed. Weights keep every bit unless --dtype asks for others; adapters are merged, but in a
+checkpoint for a plan that has them."""
 DTYPES = ("bfloat16", "float16", "float32")
 OPTIONS = ("to", "dtype", "model", "weights_only", "xser", "qkv", "kv_size_multiplier")
 """Options that are those of `autoshard.convert_checkpoint`, by the same names."""
@@ -40,7 +42,7 @@ def add_arguments(parser: Parser) -> None:
         "--to",
         type=one_of(*FORMS),
         metavar="FORM",
-        help="hf, plan or nxd (default: plan with --plan, else hf)",
+        help="hf, plan, nxd or peft (default: plan with --plan, else hf)",
     )
     parser.add_argument(
         "--dtype", type=one_of(*DTYPES), metavar="NAME", help=f"{', '.join(DTYPES)} (default: as the weights are)"

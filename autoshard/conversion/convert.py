@@ -16,6 +16,7 @@ from autoshard.conversion.dtypes import BY_CONFIG_NAME, CONFIG_NAMES, TABLE
 from autoshard.conversion.folder import check_free, check_space, new_folder
 from autoshard.conversion.forms import FORMS
 from autoshard.conversion.huggingface import (
+    CONFIG,
     SHARD_BYTES,
     carried_files,
     huggingface_files,
@@ -25,6 +26,7 @@ from autoshard.conversion.huggingface import (
 from autoshard.conversion.nxd import PLAIN, NxdOptions, nxd_files, nxd_folder, nxd_source
 from autoshard.conversion.nxd_optimizer import nxd_training_source
 from autoshard.conversion.output_file import OutputFile
+from autoshard.conversion.peft import peft_files
 from autoshard.conversion.plan_checkpoint import checkpoint_files, checkpoint_folder, checkpoint_source, manifest_of
 from autoshard.conversion.source import Source, key_of
 from autoshard.conversion.stream import stream
@@ -48,8 +50,8 @@ class Conversion:
     """The form and the options of the output. Raises AutoshardError for a form that is not known or lacks its plan, and
     for options of another form.
 
-    form: one of FORMS. plan: says what each rank holds; None for hf. dtype: as config.json names it; None keeps it.
-    What is not learned, such as the bias of a router's choice, stays FP32 where the dtype is narrower.
+    form: one of FORMS. plan: says what each rank holds; hf and peft need none. dtype: as config.json names it; None
+    keeps it. What is not learned, such as the bias of a router's choice, stays FP32 where the dtype is narrower.
     nxd: options of NxD's files. shard_bytes: most bytes of a safetensors file for transformers, unless one tensor is
     larger.
     """
@@ -63,7 +65,7 @@ class Conversion:
     def __post_init__(self) -> None:
         if self.form not in FORMS:
             raise AutoshardError(f"to={self.form!r} is not one of: {', '.join(FORMS)}")
-        if self.form != "hf" and self.plan is None:
+        if self.form in ("plan", "nxd") and self.plan is None:
             raise AutoshardError(f"to={self.form} needs a plan: it says how many ranks there are and what each holds")
         if not self.is_nxd and self.nxd != PLAIN:
             name = next(name for name, value in asdict(self.nxd).items() if value != getattr(PLAIN, name))
@@ -102,6 +104,8 @@ def open_source(
     rest.
     Raises AutoshardError for a folder that has none of the forms, and for a model's name beside files that say theirs.
     """
+    if isinstance(model, ModelSpec):
+        model = replace(model, lora=None)  # where files do not say their model, they have no adapters
     with reached(str(folder)):
         if not folder.is_dir():
             raise AutoshardError(f"{folder} is not a folder with weights")
@@ -139,13 +143,20 @@ def convert(source: Source, target: Path, conversion: Conversion, starting: Adva
     check_free(target)
     if conversion.plan is not None:
         source = source_for(source, conversion.plan)
+    if conversion.form in ("hf", "nxd") and source.model.lora is not None:
+        source = source.merged
+    if conversion.form == "peft" and source.model.lora is None:
+        raise AutoshardError(
+            f"{source.form} has no adapters, which alone to=peft writes: a plan made with --lora trains some"
+        )
     dtype = _dtype(source, conversion)
     dtypes = dict(source.dtypes) if dtype is None else _dtypes(source, dtype)
     if conversion.form == "hf":
         dtypes |= dict.fromkeys(whole_numbers(source.model), TABLE)
     files = _files(source, dtypes, conversion)
     check_space(target, sum(file.size for file in files))
-    starting(sum(region.box.elements * region.width for held in source.regions.values() for region in held))
+    written = source.shapes.keys() & {name for file in files for name in file.parameters}
+    starting(sum(region.box.elements * region.width for name in written for region in source.regions[name]))
     with new_folder(target) as folder:
         sha256 = stream(source, dtypes, files, folder, advance)
         if conversion.form == "plan":
@@ -163,6 +174,8 @@ def _files(source: Source, dtypes: Mapping[str, str], conversion: Conversion) ->
     carried = carried_files(source.model, source.carried, config_says)
     if conversion.form == "hf":
         return [*huggingface_files(source.model, dtypes, conversion.shard_bytes), *carried]
+    if conversion.form == "peft":
+        return [*peft_files(source.model, dtypes), *(one for one in carried if one.path.name != CONFIG)]
     assert conversion.plan is not None
     if conversion.is_nxd:
         return [*nxd_files(conversion.plan, dtypes, conversion.nxd), *carried]
@@ -209,12 +222,16 @@ def _model(folder: Path, given: ModelSpec | str | None) -> ModelSpec:
 
 
 def source_for(source: Source, plan: Plan) -> Source:
-    """The weights that a plan's model has: without those of a prediction module where the plan trains none.
+    """The weights that a plan's model has: without those of a prediction module where the plan trains none, with what
+    adapters add where the plan has none; without adapters too where the plan begins with new ones.
 
     Raises AutoshardError naming a field in which their model is not the plan's; its name and losses may differ, and of
     a traced module the tokens of the trace.
     """
-    may_differ = (*_NOT_OF_WEIGHTS, *of_the_trace(plan.model))
+    if plan.model.lora is None and source.model.lora is not None:
+        source = source.merged
+    begins = ("lora",) if source.model.lora is None else ()
+    may_differ = (*_NOT_OF_WEIGHTS, *begins, *of_the_trace(plan.model))
     if (apart := first_difference(to_json(source.model), to_json(plan.model), may_differ)) is not None:
         raise AutoshardError(f"{source.form} is of another model than the plan: {apart}")
     here, there = source.model.multi_token_prediction, plan.model.multi_token_prediction

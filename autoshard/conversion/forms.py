@@ -1,7 +1,7 @@
 """List the forms and options of `autoshard convert`, so that the command knows them without numpy."""
 
-FORMS = ("hf", "plan", "nxd")
-"""Forms of a folder of weights: Hugging Face, a plan's checkpoint, neuronx-distributed."""
+FORMS = ("hf", "plan", "nxd", "peft")
+"""Forms of a folder of weights: Hugging Face, a plan's checkpoint, neuronx-distributed, PEFT's adapters alone."""
 QKV_STYLES = ("gqa", "fused", "separate", "coalesced")
 """gqa: qkv_proj.weight_q, _k, _v (GQAQKVColumnParallelLinear, fuse_qkv=False). fused: its weight_qkv. separate: three
 layers q_proj, k_proj, v_proj. coalesced: one ColumnParallelLinear qkv_proj.weight, for models without grouped queries.

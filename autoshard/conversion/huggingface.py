@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -132,7 +132,7 @@ def huggingface_files(model: ModelSpec, dtypes: Mapping[str, str], shard_bytes: 
     dtypes: by parameter. shard_bytes: most bytes of a file, unless one tensor is larger.
     Raises AutoshardError for a tensor whose parameters differ in dtype.
     """
-    tensors = _tensors(model)
+    tensors = tensor_layouts(model, written_parts(model))
     dtype_of = {one.name: common_dtype(one, dtypes) for one in tensors}
     shards: list[list[TensorLayout]] = [[]]
     size = 0
@@ -153,7 +153,7 @@ def huggingface_files(model: ModelSpec, dtypes: Mapping[str, str], shard_bytes: 
     if len(shards) > 1:
         total = sum(prod(one.shape) * WIDTHS[dtype_of[one.name]] for one in tensors)
         where = {one.name: name for name, shard in zip(names, shards, strict=True) for one in shard}
-        files.append(_json(INDEX, {"metadata": {"total_size": total}, "weight_map": where}))
+        files.append(json_file(INDEX, {"metadata": {"total_size": total}, "weight_map": where}))
     return files
 
 
@@ -173,7 +173,7 @@ def carried_files(model: ModelSpec, carried: tuple[Path, ...], dtype: str | None
     key = "dtype" if "dtype" in config else "torch_dtype"
     said = {} if dtype is None else {key: CONFIG_NAMES[dtype]}
     if CONFIG not in files or was_quantized or config != {**config, **said}:
-        files[CONFIG] = _json(CONFIG, {**config, **said})
+        files[CONFIG] = json_file(CONFIG, {**config, **said})
     return list(files.values())
 
 
@@ -192,12 +192,12 @@ def common_dtype(tensor: TensorLayout, dtypes: Mapping[str, str]) -> str:
     return next(iter(parameter_of))
 
 
-def _tensors(model: ModelSpec) -> list[TensorLayout]:
-    """The tensors of the model's Hugging Face checkpoint, in the order of the model's parameters."""
+def tensor_layouts(model: ModelSpec, parts: Iterable[Part]) -> list[TensorLayout]:
+    """The tensors that hold these parts of the model's parameters, in the order of the parameters."""
     dims, sizes = parameter_dims(model)
     order = {name: index for index, name in enumerate(dims)}
     by_tensor: dict[str, list[tuple[Part, Place]]] = {}
-    for part in sorted(written_parts(model), key=lambda part: order[part.parameter]):
+    for part in sorted(parts, key=lambda part: order[part.parameter]):
         place = place_of(part, dims[part.parameter], sizes)
         by_tensor.setdefault(part.tensor, []).append((part, place))
     return [
@@ -313,7 +313,7 @@ def _check(path: Path, name: str, stored: StoredTensor, part: Part, shape: tuple
         raise AutoshardError(f"{path}: {name} has dtype {stored.dtype}, others of its layer have {dtype}")
 
 
-def _json(name: str, values: object) -> OutputFile:
+def json_file(name: str, values: object) -> OutputFile:
     return plain_file(Path(name), (json.dumps(values, indent=2) + "\n").encode())
 
 

@@ -60,11 +60,12 @@ PLAIN = NxdOptions()
 
 
 def nxd_files(plan: Plan, dtypes: Mapping[str, str], options: NxdOptions) -> list[OutputFile]:
-    """The files that NxD's load_checkpoint reads for the degrees, pipeline cuts and machine of a plan.
+    """The files that NxD's load_checkpoint reads for the degrees, pipeline cuts and machine of a plan; of adapters it
+    has none.
 
     dtypes: by parameter. Raises AutoshardError for a tensor whose parameters differ in dtype.
     """
-    strategy, model = plan.strategy, plan.model
+    strategy, model = plan.strategy, replace(plan.model, lora=None)
     multiplier = options.kv_size_multiplier or max(1, strategy.tp // model.num_key_value_heads)
     order = INTERLEAVED if plan.cluster.platform.kv_heads_innermost else ADJACENT
     layout = NxdLayout(model, strategy.tp, strategy.ep, multiplier, order, options.qkv)

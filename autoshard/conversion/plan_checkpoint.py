@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import autoshard
@@ -78,13 +79,13 @@ def checkpoint_files(
     plan: Plan, dtypes: Mapping[str, str], carried: tuple[OutputFile, ...], quantities: tuple[str, ...] = WEIGHTS
 ) -> list[OutputFile]:
     """The files of a checkpoint for a plan: one for each rank that writes anything, as that rank would save it, and the
-    plan. dtypes: by parameter.
+    plan. dtypes: by parameter; adapters that are to begin anew have none and are left out.
     """
     shapes = parameter_shapes(plan.model)
     order = {name: index for index, name in enumerate(shapes)}
     files = []
     for rank, shards in enumerate(shards_of(plan, range(plan.mesh.world_size))):
-        pieces = [piece for shard in shards for piece in shard.pieces if piece.writes]
+        pieces = [piece for shard in shards for piece in shard.pieces if piece.writes and piece.name in dtypes]
         pieces.sort(key=lambda piece: (order[piece.name], piece.box.offsets))
         fixed = {piece.name for shard in shards if not shard.learned for piece in shard.pieces}
         tensors = [
@@ -110,7 +111,7 @@ def manifest_of(
 
     It has no data position: other programs count in other ways.
     """
-    model = to_json(plan.model)
+    model = to_json(replace(plan.model, lora=source.model.lora))
     versions = {"autoshard": autoshard.__version__, "python": platform.python_version()}
     moments = tuple(key_of(quantity, "") for quantity in QUANTITIES[1:])
     records = tuple(

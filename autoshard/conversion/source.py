@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -14,10 +14,12 @@ from autoshard.checkpoint.boxes import Box
 from autoshard.checkpoint.layout import parameter_shapes
 from autoshard.checkpoint.manifest import WEIGHTS
 from autoshard.conversion.dtypes import as_dtype, element_type
+from autoshard.conversion.merge import boxes, computed_dtype, merged
 from autoshard.conversion.mxfp4 import Mxfp4Region, read_packed
 from autoshard.conversion.regions import Array, OpenFiles, Region, read_box
 from autoshard.conversion.verified import VerifiedFiles
 from autoshard.errors import AutoshardError
+from autoshard.models.adapter_weights import Adapter, adapters
 from autoshard.spec.model import ModelSpec
 
 
@@ -30,6 +32,8 @@ class Source:
     sha256: of files that are to be compared while they are read.
     quantities: QUANTITIES with an optimizer's state after `step` steps, the last at `learning_rate`, else the weights;
     dtypes and regions have the moments by `key_of`.
+    adapters: by weight, which is read with what they add; their parameters are in dtypes and regions, and not in the
+    model.
     """
 
     form: str
@@ -41,6 +45,7 @@ class Source:
     quantities: tuple[str, ...] = WEIGHTS
     step: int = 0
     learning_rate: float = 0.0
+    adapters: Mapping[str, Adapter] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, shape in self.shapes.items():
@@ -54,6 +59,11 @@ class Source:
         """Shape of every parameter by key, in the order of the model, and then of every moment."""
         shapes = parameter_shapes(self.model)
         return {key_of(quantity, name): shape for quantity in self.quantities for name, shape in shapes.items()}
+
+    @property
+    def merged(self) -> Source:
+        """The weights of the model without adapters, each with what its adapter adds. The source has weights alone."""
+        return replace(self, model=replace(self.model, lora=None), adapters=adapters(self.model))
 
 
 def key_of(quantity: str, parameter: str) -> str:
@@ -72,9 +82,25 @@ class WeightReader:
         self._verified = VerifiedFiles(source.sha256)
 
     def read(self, parameter: str, box: Box, dtype: str) -> Array:
-        """Elements of a box, as bits of the dtype. Raises AutoshardError naming the file if it cannot be read."""
+        """Elements of a box, as bits of the dtype, with what an adapter adds.
+
+        Raises AutoshardError naming the file if it cannot be read.
+        """
+        values, path = self._stored(parameter, box)
         have = self._source.dtypes[parameter]
-        values = np.empty(box.sizes, element_type(have))
+        try:
+            if (adapter := self._source.adapters.get(parameter)) is not None:
+                down_box, up_box = boxes(adapter, box)
+                wide = computed_dtype(have)
+                down, up = self.read(adapter.down, down_box, wide), self.read(adapter.up, up_box, wide)
+                values, have = merged(adapter, as_dtype(values, have, wide), down, up, wide), wide
+            return as_dtype(values, have, dtype)
+        except AutoshardError as error:
+            raise AutoshardError(f"{path}: {parameter} has {error}") from None
+
+    def _stored(self, parameter: str, box: Box) -> tuple[Array, Path]:
+        """(bits of a box's elements as they are stored, the last file that has some)."""
+        values = np.empty(box.sizes, element_type(self._source.dtypes[parameter]))
         elements_read, path = 0, Path()
         for region in self._source.regions[parameter]:
             common = region.box.common(box)
@@ -93,10 +119,7 @@ class WeightReader:
             raise AutoshardError(
                 f"{self._source.form} has {elements_read:,} of {box.elements:,} elements of {parameter}"
             )
-        try:
-            return as_dtype(values, have, dtype)
-        except AutoshardError as error:
-            raise AutoshardError(f"{path}: {parameter} has {error}") from None
+        return values, path
 
     def finish(self) -> None:
         """Raise AutoshardError naming a file that was changed after it was written, if its checksum is known."""

@@ -21,15 +21,17 @@ Advance = Callable[[int], None]
 def stream(
     source: Source, dtypes: Mapping[str, str], files: Sequence[OutputFile], folder: Path, advance: Advance
 ) -> dict[Path, str]:
-    """Write the files into the folder, and return the SHA-256 of each file for which it is wanted.
+    """Write the files into the folder, and return the SHA-256 of each file for which it is wanted. What no file has is
+    not read.
 
     dtypes: of every parameter in the files. advance: is called with the bytes done.
     Raises AutoshardError for the source, OSError for the folder.
     """
     with WeightReader(source) as reader, OutputFolder(folder, files, source.shapes) as output:
         for parameter, shape in source.shapes.items():
-            regions = [*source.regions[parameter], *output.regions(parameter)]
-            divide = divider(regions)
+            if not (targets := output.regions(parameter)):
+                continue
+            divide = divider([*source.regions[parameter], *targets])
             width = max(WIDTHS[source.dtypes[parameter]], WIDTHS[dtypes[parameter]])
             for box in tiles(Box((0,) * len(shape), shape), CHUNK_BYTES // width, divide):
                 output.write(parameter, box, reader.read(parameter, box, dtypes[parameter]))

@@ -71,13 +71,15 @@ def convert_checkpoint(
     qkv: str = QKV_STYLES[0],
     kv_size_multiplier: int | None = None,
 ) -> Written:
-    """Writes weights in another form: Hugging Face's, that of a plan's run, or NxD's. Returns what was written: model,
-    files, bytes, and the step of the optimizer's state, None where weights are alone. Nothing in a file is executed.
+    """Writes weights in another form: Hugging Face's, that of a plan's run, NxD's, or adapters alone as PEFT has them;
+    hf, nxd and a plan without adapters get the merged model. Returns what was written: model, files,
+    bytes, and the step of the optimizer's state, None where weights are alone. Nothing in a file is executed.
 
     source: a folder; which form it has is looked at. target: a folder to make, there when all of it is. plan: the
-    layout to cut the weights for. to: "hf", "plan" or "nxd"; None: plan where there is one, else hf. dtype: bfloat16,
-    float16 or float32; None: as the weights are. model: a name or a config.json, where NxD's files have none beside
-    them and there is no plan; nothing else takes one. weights_only: leave out the optimizer's state that NxD saved.
+    layout to cut the weights for. to: "hf", "plan", "nxd" or "peft"; None: plan where there is one, else hf. dtype:
+    bfloat16, float16 or float32; None: as the weights are. model: a name or a config.json, where NxD's files have none
+    beside them and there is no plan; nothing else takes one. weights_only: leave out the optimizer's state that NxD
+    saved.
     xser, qkv, kv_size_multiplier: of NxD's files: a file a tensor; "gqa", "fused", "separate" or "coalesced"; copies of
     each key-value head.
 
@@ -111,7 +113,7 @@ def convert_checkpoint(
     conversion = Conversion(form, plan, dtype, options)
     with _terminated_as_interrupted(), _Display() as display:
         check_free(Path(target))
-        training = form == "plan" and not weights_only
+        training = form == "plan" and not weights_only and plan is not None and plan.model.lora is None
         weights = open_source(Path(source), model if plan is None else plan.model, training=training)
         return convert(weights, Path(target), conversion, display.starting, display.advance)
 

@@ -11,18 +11,19 @@ from typing import Any
 import pytest
 import torch
 
-from autoshard.conversion.convert import Conversion, convert, open_source
+from autoshard.conversion.convert import Conversion, convert, open_source, source_for
 from autoshard.conversion.nxd import NxdOptions, file_name, nxd_files
 from autoshard.conversion.nxd_layout import ADJACENT, INTERLEAVED, NxdLayout
 from autoshard.errors import AutoshardError
 from autoshard.models.weights import parameter_dims
 from autoshard.plans.plan import Plan
+from autoshard.spec.lora import Lora
 from autoshard.spec.model import ModelSpec
 from tests.cases import some
 from tests.multiprocess.models import MODELS
 from tests.unit.plan_examples import plan_70b
 from tests.unit.trn2_files import FILES, shrunken, trn2_plan
-from tests.unit.weight_folders import bytes_of, huggingface_folder, plan, weights
+from tests.unit.weight_folders import bytes_of, huggingface_folder, plan, trained, weights
 
 LLAMA = MODELS["llama"]
 Options = dict[str, Any]
@@ -63,6 +64,17 @@ def test_to_nxd_and_back_is_the_same_bit_by_bit(name: str, tmp_path: Path) -> No
     run(tmp_path / "nxd", tmp_path / "back", "hf")
     assert bytes_of(tmp_path / "back") == bytes_of(hf)
     assert (tmp_path / "back" / "config.json").read_bytes() == (hf / "config.json").read_bytes()
+
+
+def test_it_gets_the_model_with_its_adapters_merged(tmp_path: Path) -> None:
+    adapted = replace(LLAMA, lora=Lora(4, 8.0, ("down_proj", "q_proj", "v_proj")))
+    source, _ = trained(tmp_path / "ours", adapted)
+    for folder, conversion in (("hf", Conversion("hf")), ("nxd", Conversion("nxd", plan(adapted, tp=2, pp=2)))):
+        convert(source, tmp_path / folder, conversion, lambda count: None, lambda count: None)
+    run(tmp_path / "nxd", tmp_path / "back", "hf")
+    assert bytes_of(tmp_path / "back") == bytes_of(tmp_path / "hf")
+    begins = source_for(open_source(tmp_path / "nxd", adapted), plan(adapted))
+    assert begins.model.lora is None  # a plan with adapters begins with new ones
 
 
 def test_llama3_70b_at_tp_32_and_pp_8_is_256_files() -> None:

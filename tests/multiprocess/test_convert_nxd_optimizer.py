@@ -20,6 +20,7 @@ from autoshard.conversion.nxd import NxdOptions
 from autoshard.errors import AutoshardError
 from autoshard.plans.plan import Plan
 from autoshard.plans.plan_json import write_plan
+from autoshard.spec.lora import Lora
 from autoshard.spec.model import ModelSpec
 from tests.multiprocess.command import autoshard
 from tests.multiprocess.models import MODELS
@@ -122,6 +123,9 @@ def test_a_run_resumes_from_it(
     monkeypatch.chdir(tmp_path)
     assert main(["convert", "nxd", "weights", "--plan", "plan.json", "--weights-only"]) == 0
     assert "next: autoshard run plan.json --weights weights\n" in capsys.readouterr().out
+    write_plan(plan(replace(spec, lora=Lora(4, 8.0, ("q_proj",)))), tmp_path / "adapted.json")
+    assert main(["convert", "nxd", "frozen", "--plan", "adapted.json"]) == 0  # there is no state of new adapters
+    assert capsys.readouterr().out.endswith("next: autoshard run adapted.json --weights frozen\n")
     assert main(["convert", "nxd", "step", "--plan", "plan.json"]) == 0
     told = capsys.readouterr().out
     assert "with the optimizer's state after step 7\nnext: autoshard run plan.json --resume step\n" in told

@@ -15,8 +15,10 @@ from autoshard.runtime.data import open_stream, read_token_file
 from autoshard.runtime.torch_backend.optimizer_settings import optimizer_settings
 from autoshard.runtime.torch_backend.session import Session
 from autoshard.runtime.trainer.initial_weights import load_weights
+from autoshard.spec.lora import Lora
 from tests.multiprocess.command import autoshard
 from tests.multiprocess.models import MODELS
+from tests.multiprocess.transformers_models import read_by_transformers
 from tests.unit.weight_folders import bytes_of, huggingface_folder, plan
 
 MODEL = replace(MODELS["few kv heads"], vocab_size=256)
@@ -88,3 +90,27 @@ def test_a_run_over_four_ranks_starts_where_one_process_does(forms: Path, tmp_pa
     load_weights(one, forms / "hf")
     inputs, labels = open_stream(tokens, global_batch_size=4, sequence_length=16).batch(0)
     assert one.step(inputs, labels, learning_rate=0.0).loss == pytest.approx(loss, rel=1e-6)
+
+
+def test_a_merged_model_computes_what_its_ranks_did(forms: Path, tmp_path: Path) -> None:
+    """Trained by two ranks from a checkpoint without adapters; the loss of the third step is one of the second's."""
+    adapted = replace(MODEL, lora=Lora(4, 8.0, ("down_proj", "q_proj", "v_proj")))
+    write_plan(plan(adapted, tp=2), tmp_path / "plan.json")
+    given = ["run", "plan.json", "--weights", str(forms / "hf"), "--steps", "3", "--processes", "2"]
+    saving = ["--learning-rate", "0.05", "--warmup-steps", "0", "--checkpoint-every", "2", "--checkpoint-dir", "saved"]
+    done = autoshard(tmp_path, *given, *saving)
+    assert done.returncode == 0, done.stderr
+    for target in ("hf", "peft"):
+        done = autoshard(tmp_path, "convert", "saved/step-00000002", target, "--to", target)
+        assert done.returncode == 0, done.stderr
+    (metrics,) = tmp_path.glob("runs/tiny*/metrics.jsonl")
+    losses = [json.loads(line)["loss"] for line in metrics.read_text().splitlines()]
+    (tokens,) = {read_token_file(path) for path in (tmp_path / "runs" / ".tokens").iterdir()} - {None}
+    assert tokens is not None
+    inputs, labels = open_stream(tokens, global_batch_size=2, sequence_length=16).batch(2)
+    for folder, differs in ((tmp_path / "hf", False), (forms / "hf", True)):
+        logits = read_by_transformers(folder)(torch.from_numpy(inputs)).logits.detach()
+        loss = float(torch.nn.functional.cross_entropy(logits.flatten(0, 1), torch.from_numpy(labels).flatten()))
+        assert (loss == pytest.approx(losses[2], rel=1e-5)) is not differs
+    down = bytes_of(tmp_path / "peft")["base_model.model.model.layers.3.mlp.down_proj.lora_A.weight"]
+    assert down[1] == (4, MODEL.intermediate_size)

@@ -8,6 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from autoshard.checkpoint.tensor_file import read_header
+from autoshard.conversion.places import contiguous, whole_box
+from autoshard.conversion.regions import Region
+from autoshard.conversion.source import Source
 from autoshard.models.huggingface import to_config
 from autoshard.models.weights import parameter_dims, whole_numbers, written_parts
 from autoshard.plans.plan import Plan
@@ -54,6 +58,26 @@ def huggingface_folder(folder: Path, model: ModelSpec, dtype: str = "F32", files
         where.update(dict.fromkeys(own, name))
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": where}))
     return folder
+
+
+def trained(folder: Path, model: ModelSpec) -> tuple[Source, Tensors]:
+    """Weights in a file by our names, adapters among them, and the values."""
+    dims, sizes = parameter_dims(model)
+    random = np.random.default_rng(0)
+    values: Tensors = {
+        name: random.standard_normal([sizes[dim] for dim in own]).astype(np.float32)
+        if name not in whole_numbers(model)
+        else random.integers(0, 9, [sizes[dim] for dim in own]).astype(np.float32)
+        for name, own in dims.items()
+    }
+    folder.mkdir()
+    path = folder / "ours"
+    write_safetensors(path, values, "F32")
+    regions = {
+        name: [Region.of(contiguous(name, whole_box(dims[name], sizes)), path, name, one.offset, 4)]
+        for name, one in read_header(path).items()
+    }
+    return Source("a file of ours", model, dict.fromkeys(dims, "F32"), regions), values
 
 
 def write_safetensors(path: Path, tensors: Tensors, dtype: str) -> None:

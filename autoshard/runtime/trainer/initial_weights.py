@@ -33,6 +33,8 @@ def load_weights(session: Session, folder: Path) -> Path:
         for shard, bucket in zip(session.shards(), session.optimizer.buckets, strict=True):
             master = bucket.master.data
             for piece in shard.pieces:
+                if piece.name not in source.shapes:
+                    continue  # an adapter that begins as `initial_parameter` made it
                 bits = reader.read(piece.name, piece.box, DTYPE_NAMES[master.dtype])
                 values = torch.frombuffer(bytearray(bits.tobytes()), dtype=master.dtype)
                 piece.view(master).copy_(values.view(piece.box.sizes))
