@@ -89,12 +89,18 @@ class Manifest:
 
     def check_model(self, model: ModelSpec, where: Path | Folder) -> None:
         """Raise AutoshardError naming a field in which the model differs; its name and dropout may differ, and of a
-        traced module the tokens of the trace.
+        traced module the tokens of the trace. Where one of both has adapters it says what starts from the weights.
 
         where: names the checkpoint in the error.
         """
-        if (apart := first_difference(self.model, to_json(model), (*_NOT_OF_STATE, *of_the_trace(model)))) is not None:
+        has_state = (self.model.get("lora") is None) == (model.lora is None)
+        may_differ = (*_NOT_OF_STATE, *of_the_trace(model), *(() if has_state else ("lora",)))
+        if (apart := first_difference(self.model, to_json(model), may_differ)) is not None:
             raise AutoshardError(f"checkpoint {where} is of another model: {apart}")
+        if not has_state:
+            told = "has adapters, which the plan lacks" if model.lora is None else "lacks the plan's adapters"
+            begins = "the merged model" if model.lora is None else "its weights and new adapters"
+            raise AutoshardError(f"checkpoint {where} {told}: --weights {where} starts from {begins}")
 
     @property
     def dropout(self) -> Dropout:

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autoshard.checkpoint.manifest import read_manifest
+from autoshard.checkpoint.manifest import Manifest, read_manifest
 from autoshard.conversion.convert import Conversion, convert, open_source, source_for
 from autoshard.conversion.dtypes import as_dtype
 from autoshard.conversion.source import Source
 from autoshard.errors import AutoshardError
+from autoshard.files.codec import to_json
 from autoshard.models.adapter_weights import adapters
 from autoshard.models.stage import linear_layers
 from autoshard.models.weights import parameter_dims, written_parts
@@ -129,6 +130,29 @@ def test_adapters_of_another_rank_are_of_another_model(tmp_path: Path) -> None:
         AutoshardError, match=r"^a file of ours is of another model than the plan: lora\.r=4, the plan's has 8$"
     ):
         source_for(source, other)
+
+
+@pytest.mark.parametrize(
+    ("saved", "model", "said"),
+    [
+        (
+            MODELS["llama"],
+            LLAMA,
+            "lacks the plan's adapters: --weights step-00000002 starts from its weights and new adapters",
+        ),
+        (
+            LLAMA,
+            MODELS["llama"],
+            "has adapters, which the plan lacks: --weights step-00000002 starts from the merged model",
+        ),
+        (MODELS["llama"], replace(LLAMA, vocab_size=8), "is of another model: vocab_size=96, the plan's has 8"),
+    ],
+)
+def test_a_run_does_not_resume_with_other_adapters(saved: ModelSpec, model: ModelSpec, said: str) -> None:
+    manifest = Manifest(2, to_json(saved), {}, "F32", 1e-3, 0, {}, 1, ())
+    manifest.check_model(saved, Path("step-00000002"))
+    with pytest.raises(AutoshardError, match=f"^checkpoint step-00000002 {re.escape(said)}$"):
+        manifest.check_model(model, Path("step-00000002"))
 
 
 def test_peft_has_the_adapters_alone(tmp_path: Path) -> None:
