@@ -26,7 +26,7 @@ from autoshard.conversion.huggingface import (
 from autoshard.conversion.nxd import PLAIN, NxdOptions, nxd_files, nxd_folder, nxd_source
 from autoshard.conversion.nxd_optimizer import nxd_training_source
 from autoshard.conversion.output_file import OutputFile
-from autoshard.conversion.peft import peft_files
+from autoshard.conversion.peft import ADAPTER_CONFIG, peft_files
 from autoshard.conversion.plan_checkpoint import checkpoint_files, checkpoint_folder, checkpoint_source, manifest_of
 from autoshard.conversion.source import Source, key_of
 from autoshard.conversion.stream import stream
@@ -102,7 +102,8 @@ def open_source(
     training: whether NxD's optimizer state is read, too.
     share: (i, n) compares every n-th file of a checkpoint with its checksum, from the i-th on; other processes do the
     rest.
-    Raises AutoshardError for a folder that has none of the forms, and for a model's name beside files that say theirs.
+    Raises AutoshardError for a folder that has none of the forms or adapters of PEFT, and for a model's name beside
+    files that say theirs.
     """
     if isinstance(model, ModelSpec):
         model = replace(model, lora=None)  # where files do not say their model, they have no adapters
@@ -114,6 +115,11 @@ def open_source(
         if (weights_folder := nxd_folder(folder)) is not None:
             read = nxd_training_source if training else nxd_source
             return read(weights_folder, _model(weights_folder, model))
+        if (folder / ADAPTER_CONFIG).is_file():  # transformers would load it over the weights
+            raise AutoshardError(
+                f"{folder} has adapters of PEFT ({ADAPTER_CONFIG}), which are not read: give the model that PEFT's "
+                "merge_and_unload makes, or the weights without adapters"
+            )
         if is_huggingface(folder):
             traced = model if isinstance(model, ModelSpec) and model.graph is not None else None
             return _says_its_model(huggingface_source(folder, traced), model)
