@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from autoshard.checkpoint.manifest import Manifest, read_manifest
+from autoshard.conversion import stream
 from autoshard.conversion.convert import Conversion, convert, open_source, source_for
 from autoshard.conversion.dtypes import as_dtype
 from autoshard.conversion.source import Source
@@ -94,6 +95,13 @@ def test_any_cut_with_padding_and_copies_merges_to_the_same_bits(tmp_path: Path)
         run(source, folder, "plan", plan(odd, **degrees))
         run(open_source(folder), folder / "hf")
         assert bytes_of(folder / "hf") == bytes_of(tmp_path / "direct")
+
+
+def test_parts_of_a_weight_are_merged_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "CHUNK_BYTES", 1000)  # of matrices of 16 KB and more
+    source, values = trained(tmp_path / "ours", LLAMA)
+    run(source, tmp_path / "hf")
+    same_numbers(floats(tmp_path / "hf"), merged(LLAMA, values))
 
 
 def test_it_is_rounded_once(tmp_path: Path) -> None:
