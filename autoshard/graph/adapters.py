@@ -21,10 +21,15 @@ WEIGHT = ".weight"
 
 def linear_layers(graph: Graph) -> dict[str, str]:
     """Operators that can have an adapter -> the last part of their weight's name, such as q_proj: the linear layers of
-    blocks but for routers and experts."""
+    blocks but for routers, experts, and others of which each head or group has a matrix of its own."""
     routing = routers(graph)
     layers = (op for op in graph.operators if is_linear(graph, op) and "expert" not in op.loop_dims)
-    return {op.name: _module(op) for op in layers if op.output not in routing}
+    return {op.name: _module(op) for op in layers if op.output not in routing and not _is_grouped(graph, op)}
+
+
+def _is_grouped(graph: Graph, op: Operator) -> bool:
+    """Whether a product is several: what it reads, its weight and what it gives have a dim in common."""
+    return bool(set.intersection(*({*graph.tensors[name].dims} for name in (*op.inputs, op.output))))
 
 
 def _module(op: Operator) -> str:

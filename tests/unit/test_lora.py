@@ -82,6 +82,24 @@ def test_routers_and_experts_have_none() -> None:
     assert linear_layers(LLAMA) == ALL
     assert linear_layers(MODELS["mixtral"]) == ("k_proj", "o_proj", "q_proj", "v_proj")
     assert "gate" not in linear_layers(MODELS["deepseek v3"])
+    assert "o_a_proj" not in linear_layers(MODELS["deepseek v4"])  # a matrix for each group of heads
+
+
+@pytest.mark.parametrize("name", [name for name, model in MODELS.items() if model.graph is None and not model.lora])
+def test_adapters_of_every_family(name: str) -> None:
+    """Each product has the dims of what it reads, and each layer gives what it gave."""
+    model = replace(MODELS[name], multi_token_prediction=None)
+    one = adapted(model, *linear_layers(model))
+    blocks = range(model.num_hidden_layers)
+    before = stage_graph(model, dim_sizes(model, 2, 16), blocks, first=True, last=True)
+    graph = stage_graph(one, dim_sizes(one, 2, 16), blocks, first=True, last=True)
+    assert {name: one for name, one in graph.tensors.items() if one.role == "activation"}.items() >= {
+        name: one for name, one in before.tensors.items() if one.role == "activation"
+    }.items()
+    for op in graph.operators:
+        if ".lora_" in op.name and op.kind == "einsum":
+            x, weight, output = (set(graph.tensors[name].dims) for name in (*op.inputs, op.output))
+            assert x ^ weight == output and {*op.loop_dims} == x | weight
 
 
 @pytest.mark.parametrize(
