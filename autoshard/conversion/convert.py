@@ -14,7 +14,7 @@ from autoshard.checkpoint.store import MANIFEST
 from autoshard.checkpoint.tensor_file import checksum
 from autoshard.conversion.dtypes import BY_CONFIG_NAME, CONFIG_NAMES, TABLE
 from autoshard.conversion.folder import check_free, check_space, new_folder
-from autoshard.conversion.forms import FORMS
+from autoshard.conversion.forms import BY_RANK, FORMS
 from autoshard.conversion.huggingface import (
     CONFIG,
     SHARD_BYTES,
@@ -65,7 +65,7 @@ class Conversion:
     def __post_init__(self) -> None:
         if self.form not in FORMS:
             raise AutoshardError(f"to={self.form!r} is not one of: {', '.join(FORMS)}")
-        if self.form in ("plan", "nxd") and self.plan is None:
+        if self.form in BY_RANK and self.plan is None:
             raise AutoshardError(f"to={self.form} needs a plan: it says how many ranks there are and what each holds")
         if not self.is_nxd and self.nxd != PLAIN:
             name = next(name for name, value in asdict(self.nxd).items() if value != getattr(PLAIN, name))
@@ -149,7 +149,7 @@ def convert(source: Source, target: Path, conversion: Conversion, starting: Adva
     check_free(target)
     if conversion.plan is not None:
         source = source_for(source, conversion.plan)
-    if conversion.form in ("hf", "nxd") and source.model.lora is not None:
+    if (conversion.form == "hf" or conversion.is_nxd) and source.model.lora is not None:
         source = source.merged
     if conversion.form == "peft" and source.model.lora is None:
         raise AutoshardError(
