@@ -73,7 +73,7 @@ def test_plans_are_executed_and_measured(
     )
     assert main(["sweep", "sweep.yaml", "--run", "--wandb"]) == 0
     page = capsys.readouterr().out
-    assert page.split()[6:9] == ["took", "predicted", "run"] and page.count("executed") == 2
+    assert page.split()[6:10] == ["fits", "took", "predicted", "run"] and page.count("executed") == 2
     with Path("sweeps/sweep/results.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     for row in rows:

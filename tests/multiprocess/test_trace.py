@@ -389,7 +389,10 @@ def test_the_padding_row_gets_no_gradient_from_the_tokens(rank: int) -> None:
     """Also where another rank has it: row 3 of 8 is the last of the first rank."""
     step: Any = SimpleNamespace(operator=SimpleNamespace(attributes={"padding_idx": 3}, inputs=("ids", "table")))
     dims = {"table": ("vocab", "embed")}
-    context: Any = SimpleNamespace(piece=lambda step, dim: {"vocab": (rank, 2)}[dim], dims=dims.__getitem__)
+    graph = SimpleNamespace(tensors={"table": SimpleNamespace(differentiable=True)})
+    context: Any = SimpleNamespace(
+        piece=lambda step, dim: {"vocab": (rank, 2)}[dim], dims=dims.__getitem__, graph=graph
+    )
     table = torch.ones(4, 2, requires_grad=True)
     FACTORIES["embedding"](context, step)(torch.tensor([[0, 3, 3, 4, 7, 7]]), table).sum().backward()
     assert table.grad is not None
