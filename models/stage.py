@@ -231,8 +231,8 @@ def check_adapters(model: ModelSpec) -> None:
     asked, known = {*model.lora.target_modules}, {*linear_layers(model)}
     if unknown := sorted(asked - known):
         raise AutoshardError(
-            f"target_modules of lora of {model.name} has {unknown[0]}, which none of its blocks has; linear layers "
-            f"that they have: {', '.join(sorted(known))}"
+            f"target_modules of lora of {model.name} has {unknown[0]}, no linear layer of its blocks beside "
+            f"experts and routers; those that they have: {', '.join(sorted(known))}"
         )
     for kind, names in _layers_of_kinds(model):
         if asked.isdisjoint(names):
