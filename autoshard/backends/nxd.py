@@ -85,12 +85,18 @@ def tied_embeddings_stay_together(problem: Problem, draft: Draft) -> str | None:
 
 
 def experts_on_every_rank(problem: Problem, draft: Draft) -> str | None:
-    """With expert parallelism every pipeline rank needs experts: one that has no gradients of any does not sum its
-    others over expert-parallel ranks [NxD trainer/optimizer.py; optimizer/zero_redundancy_optimizer.py fails there].
+    """With expert parallelism every pipeline rank needs experts that learn: one that has no gradients of any does not
+    sum its others over expert-parallel ranks [NxD trainer/optimizer.py; optimizer/zero_redundancy_optimizer.py fails
+    there]. Adapters stand beside no experts.
 
     Where no stage_layers are written, a search may still cut a stage that has none.
     """
     model = problem.model
+    if draft.ep > 1 and model.lora is not None:
+        return (
+            f"ep={draft.ep}: with lora no expert learns, and NxD skips gradient sums over expert-parallel ranks then; "
+            "use ep=1 or backend torch"
+        )
     if draft.ep == 1 or draft.pp == 1:
         return None
     if draft.stage_layers:
@@ -184,13 +190,6 @@ def dropout_runs_on_torch(problem: Problem, draft: Draft) -> str | None:
     return None
 
 
-def adapters_run_on_torch(problem: Problem, draft: Draft) -> str | None:
-    """NxD has adapters of its own (neuronx_distributed.modules.lora), which the backend does not build."""
-    if problem.model.lora is not None:
-        return f"backend=nxd trains all weights of {problem.model.name}, no adapters (lora); use backend torch"
-    return None
-
-
 def loss_is_of_all_logits(problem: Problem, draft: Draft) -> str | None:
     """The backend calls NxD's parallel_cross_entropy once, with the logits of a whole microbatch."""
     chunks = problem.training.loss_chunks
@@ -257,6 +256,12 @@ def nxd_warnings(problem: Problem, strategy: Strategy) -> tuple[str, ...]:
             "model files of half its tensor-parallel ranks: autoshard run gives it the plan's groups and writes its "
             "own files, NxD Training does neither"
         )
+    if problem.model.lora is not None and strategy.sequence_parallel:
+        warnings.append(
+            "adapters of NxD 0.18.0 (neuronx_distributed.modules.lora): under sequence parallelism it does not sum "
+            "their gradients over tensor-parallel ranks, which learn apart: autoshard run sums those of its own, NxD "
+            "Training does not"
+        )
     kv_heads = problem.model.num_key_value_heads
     if strategy.tp > kv_heads:
         warnings.append(
@@ -283,7 +288,7 @@ NXD = Backend(
         Rule("NxD folds groups of tp alone", folded_groups_hold_shards_alone),
         Rule("nobody ran such a dp with a pipeline", dp_of_pipelines_has_run),
         Rule("tied embeddings with a pipeline", tied_embeddings_stay_together),
-        Rule("NxD skips sums where no experts are", experts_on_every_rank),
+        Rule("NxD skips sums where no experts learn", experts_on_every_rank),
         Rule("NxD does not know a traced model", traced_models_run_on_torch),
         Rule("NxD has no latent attention", compressed_vectors_run_on_torch),
         Rule("NxD has no layers for the blocks", blocks_run_on_torch),
@@ -291,7 +296,6 @@ NXD = Backend(
         Rule("NxD has no layers for the family", other_families_run_on_torch),
         Rule("NxD adds no loss of routers", router_losses_run_on_torch),
         Rule("NxD drops nothing", dropout_runs_on_torch),
-        Rule("NxD trains all weights", adapters_run_on_torch),
         Rule("NxD computes the loss of all logits", loss_is_of_all_logits),
     ),
     kernel_rules=(Rule("the attention kernel does not know the model", kernel_knows_the_model),),

@@ -229,7 +229,7 @@ WHAT = (
         "lora",
         _lora,
         "R",
-        "train low-rank adapters in place of the weights, with backend torch: their rank, or "
+        "train low-rank adapters in place of the weights: their rank, or "
         "r=R,lora_alpha=ALPHA,target_modules=q_proj+v_proj (default: alpha is the rank; beside all linear layers of "
         "blocks but routers and experts)",
     ),

@@ -27,6 +27,8 @@ CASES: dict[int, dict[str, dict[str, Any]]] = {
         "tied gpt2": {"model": "gpt2", "kernel": "plain"},
         "mixture": {"model": "mixtral"},
         "dbrx": {"model": "dbrx"},
+        "adapters, full recompute": {"model": "llama, adapters", "recompute": "full"},
+        "adapters, mixture": {"model": "qwen2 moe, adapters"},
     },
     2: {
         "tp2": {"tp": 2},
@@ -66,6 +68,22 @@ CASES: dict[int, dict[str, dict[str, Any]]] = {
             "recompute": ("full", "core_attention", "core_attention+mlp", "none"),
         },
         "pp2, interleaved, two microbatches": {"pp": 2, "vpp": 2, "mbs": 4},
+        "tp2, adapters": {"model": "llama, adapters", "tp": 2},
+        "tp2, adapters, no sequence parallelism": {"model": "llama, adapters", "tp": 2, "sp": False},
+        "tp2, adapters, no ZeRO-1": {"model": "llama, adapters", "tp": 2, "zero": 0},
+        "tp2, adapters, recompute": {"model": "llama, adapters", "tp": 2, "recompute": "core_attention+mlp"},
+        "tp2, adapters, one key-value head": {"model": "llama, adapters of one kv head", "tp": 2},
+        "tp2, adapters, mixture": {"model": "qwen2 moe, adapters", "tp": 2},
+        "tp2, adapters beside shared keys": {"model": "qwen2 moe, adapters of one kv head", "tp": 2},
+        "pp2, adapters": {"model": "llama, adapters", "pp": 2},
+        "pp2, adapters, interleaved, full recompute": {
+            "model": "llama, adapters",
+            "pp": 2,
+            "vpp": 2,
+            "recompute": "full",
+        },
+        "dp2, adapters, no ZeRO-1": {"model": "llama, adapters", "dp": 2, "zero": 0},
+        "cp2, adapters": {"model": "llama, adapters", "cp": 2, "attention": "ring"},
     },
     4: {
         "tp4": {"tp": 4},
@@ -92,6 +110,9 @@ CASES: dict[int, dict[str, dict[str, Any]]] = {
         "ep2 x dp2, no ZeRO-1": {"model": "mixtral", "dp": 4, "ep": 2, "zero": 0},
         "ep2 x pp2": {"model": "mixtral", "dp": 2, "ep": 2, "pp": 2},
         "ep2 x pp2, blocks without experts on both ranks": {"model": "dense and sparse", "dp": 2, "ep": 2, "pp": 2},
+        "tp2 x pp2, adapters": {"model": "llama, adapters", "tp": 2, "pp": 2},
+        "tp2 x dp2, adapters, masters": {"model": "llama, adapters", "tp": 2, "dp": 2, "precision": MASTERS},
+        "tp4, adapters, two key-value heads": {"model": "llama, adapters of two kv heads", "tp": 4},
         "pp2 x dp2, masters": {"pp": 2, "dp": 2, "precision": MASTERS},
         "tp2 x dp2, masters": {"tp": 2, "dp": 2, "precision": MASTERS},
         "tp2 x dp2, bf16": {"tp": 2, "dp": 2, "precision": load_precision("mixed_precision")},
@@ -138,6 +159,11 @@ def on_this_machine(spec: ModelSpec, precision: Precision, chosen: Strategy) -> 
     return make_plan(spec, training, cluster, "nxd", chosen, estimate(spec, training, cluster, chosen))
 
 
+KEY_VALUE_HEADS = {" one kv head": 1, " of one kv head": 1, " of two kv heads": 2}
+
+
 def _model(name: str) -> ModelSpec:
-    family, *_ = name.partition(" one kv head")
-    return MODELS[name] if name in MODELS else replace(MODELS[family], num_key_value_heads=1)
+    if name in MODELS:
+        return MODELS[name]
+    end = max((end for end in KEY_VALUE_HEADS if name.endswith(end)), key=len)
+    return replace(MODELS[name.removesuffix(end)], num_key_value_heads=KEY_VALUE_HEADS[end])

@@ -42,6 +42,12 @@ def test_an_embedding_that_scatters_along_another_dim_is_not_summed() -> None:
     assert not found["summed"]
 
 
+def test_adapters_of_the_library_learn_apart_under_sequence_parallelism() -> None:
+    """NxD's lora_A has no mark, so its gradients, of a part of the sequence each, are summed by nobody."""
+    for rank in run("adapter_of_half_a_sequence", {}, 2):
+        assert rank == {"is_whole": False, "sum_is_whole": True}
+
+
 def test_the_gradient_norm_counts_replicated_heads_again_and_again() -> None:
     """Trap 10: NxD's own norm of the same gradients."""
     found = run("gradient_norms", {}, 2)[0]

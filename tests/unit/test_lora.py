@@ -211,10 +211,11 @@ def test_a_plan_says_what_is_learned(tmp_path: Path) -> None:
     assert read_plan(tmp_path / "plan.json") == plan
 
 
-def test_nxd_trains_all_weights() -> None:
-    with pytest.raises(AutoshardError) as error:
-        planned(lora=16, backend="nxd")
-    assert "backend=nxd trains all weights of llama3.2-1b, no adapters (lora); use backend torch" in str(error.value)
+def test_nxd_trains_adapters_and_says_what_its_own_get_wrong() -> None:
+    plan = planned(lora=16, backend="nxd", nodes=1, instance="trn1.32xlarge", tp=8)
+    assert plan.strategy.sequence_parallel
+    assert any(note.startswith("adapters of NxD 0.18.0 (neuronx_distributed.modules.lora)") for note in plan.notes)
+    assert not any("modules.lora" in note for note in planned(backend="nxd", instance="trn1.32xlarge").notes)
 
 
 def test_a_model_given_as_a_value_keeps_its_own() -> None:

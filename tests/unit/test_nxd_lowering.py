@@ -28,6 +28,8 @@ from autoshard.runtime.nxd_backend.library import INSTALL, check_variables
 from autoshard.runtime.nxd_backend.lowering import lower
 from autoshard.runtime.rehearse import local_cluster
 from autoshard.spec.cluster import load_cluster
+from autoshard.spec.lora import Lora
+from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import PRECISIONS, Precision, TrainingSpec
 from tests.cases import some
 from tests.multiprocess.models import MODELS
@@ -35,10 +37,10 @@ from tests.multiprocess.plans import strategy
 from tests.unit.plan_examples import by_hand
 
 
-def plan_of(model: str = "llama", precision: Precision = PRECISIONS["fp32"], **layout: Any) -> Plan:
-    chosen = strategy(**layout)
+def plan_of(model: str | ModelSpec = "llama", precision: Precision = PRECISIONS["fp32"], **layout: Any) -> Plan:
+    spec, chosen = MODELS[model] if isinstance(model, str) else model, strategy(**layout)
     cluster, training = local_cluster(chosen.world_size), TrainingSpec(32, 8, precision, 2.0)
-    return make_plan(MODELS[model], training, cluster, "nxd", chosen, by_hand(MODELS[model], training, cluster, chosen))
+    return make_plan(spec, training, cluster, "nxd", chosen, by_hand(spec, training, cluster, chosen))
 
 
 def layers(plan: Plan, **part: bool) -> list[tuple[str, tuple[str, ...], bool]]:
@@ -94,6 +96,29 @@ def test_replicated_heads_are_a_multiplier() -> None:
     assert qkv.kv_size_multiplier == 4
     (qkv,) = (one for one in lower(plan_of("few kv heads", tp=4).sample_programs[0]) if "QKV" in one.layer)
     assert qkv.kv_size_multiplier == 2
+
+
+@pytest.mark.parametrize(("sp", "tp"), [(True, 2), (False, 2), (False, 1)])
+def test_a_layer_of_nxd_is_learned_whole_or_not_at_all(sp: bool, tp: int) -> None:
+    """Beside v_proj alone an adapter's first product reads what q_proj and k_proj read, right behind them."""
+    adapted = replace(MODELS["llama"], lora=Lora(4, 8.0, ("v_proj",)))
+    program = plan_of(adapted, tp=tp, sp=sp).program(range(1), False, False)
+    names = [[step.operator.name.rpartition("self_attn.")[2] for step in one.steps] for one in lower(program)]
+    for one in lower(program):
+        weights = [step.operator.inputs[1] for step in one.steps if len(step.operator.inputs) > 1]
+        learned = {program.graph.tensors[name].differentiable for name in weights}
+        assert len(learned) < 2, one
+    assert ["v_proj.lora_A"] in names
+    assert ["v_proj.lora_B"] in names
+
+
+def test_an_adapter_of_keys_that_ranks_share_is_local() -> None:
+    adapted = MODELS["qwen2 moe, adapters"]
+    for heads, layer in ((4, "ColumnParallelLinear"), (2, "local"), (1, "local")):
+        program = plan_of(replace(adapted, num_key_value_heads=heads), tp=4).sample_programs[0]
+        found = {step.operator.name: one.layer for one in lower(program) for step in one.steps}
+        assert found["model.layers.0.self_attn.k_proj.matmul.lora_B"] == layer
+        assert found["model.layers.0.self_attn.o_proj.lora_A"] == "RowParallelLinear"
 
 
 def test_experts_travel_over_the_expert_axis() -> None:

@@ -551,9 +551,12 @@ BROKEN: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         "backend=nxd trains llama3-70b without dropout residual=0.1; use backend torch",
     ),
     (
-        {"model": replace(LLAMA_70B, lora=Lora(16, 16.0, ("q_proj",)))},
-        {},
-        "backend=nxd trains all weights of llama3-70b, no adapters (lora); use backend torch",
+        {"model": replace(MIXTRAL, lora=Lora(16, 16.0, ("q_proj",)))},
+        {"pp": 1, "dp": 16, "ep": 4, "layers": 32},
+        (
+            "ep=4: with lora no expert learns, and NxD skips gradient sums over expert-parallel ranks then; use ep=1 "
+            "or backend torch"
+        ),
     ),
     (
         {"training": replace(TRAINING, loss_chunks=4)},

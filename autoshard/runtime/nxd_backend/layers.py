@@ -22,7 +22,7 @@ from autoshard.runtime.nxd_backend import lowering
 from autoshard.runtime.nxd_backend.attention import nxd_attention
 from autoshard.runtime.nxd_backend.lowering import Lowered, tensor_axes
 from autoshard.runtime.torch_backend.context import Context
-from autoshard.runtime.torch_backend.kernels import kernel
+from autoshard.runtime.torch_backend.kernels import kernel, takes_gradient
 
 HIDDEN_NEGATIVE = -1e9
 """Logits of padded vocabulary entries: their exponentials are zero in every float format."""
@@ -34,7 +34,7 @@ class Held:
     attribute is a path in the section.
 
     copies: tensor-parallel ranks that hold the same elements. sums: what its gradient still has to be summed over at
-    the end of a step: "tp", "kv" or "".
+    the end of a step: "tp", "kv" or "". learned: whether it has one.
     """
 
     attribute: str
@@ -43,6 +43,7 @@ class Held:
     is_expert: bool
     copies: int
     sums: str
+    learned: bool = True
 
 
 @dataclass(frozen=True)
@@ -172,8 +173,11 @@ class Builder:
         names = (step.operator.inputs[1],)
         self._fill(layer.weight, names)
 
+        learned = self._graph.tensors[names[0]].differentiable
+
         def run(y: torch.Tensor) -> torch.Tensor:  # NxD turns it only where it scatters the sequence
-            return y if one.sequence_parallel else _sequence_first(y)
+            turned = y if one.sequence_parallel else _sequence_first(y)
+            return turned if learned else takes_gradient(turned)
 
         return Call(one.inputs, one.outputs, run, layer=name), (self._holds(f"{name}.weight", names, 1),)
 
@@ -250,7 +254,8 @@ class Builder:
         sums = "" if is_layer or not synced else "tp" if synced == set(self._tp) else "kv"
         assert sums != "kv" or synced == {"tp1"}, (first, synced)
         is_split = any(state[axis] in dims for axis in self._tp)
-        return Held(attribute, names, is_split or is_layer, state.get("ep") == "expert", copies, sums)
+        learned = self._graph.tensors[first].differentiable
+        return Held(attribute, names, is_split or is_layer, state.get("ep") == "expert", copies, sums, learned)
 
     def _copies(self, name: str) -> int:
         program = self._program
@@ -277,7 +282,9 @@ class Builder:
 
 
 def mark(parameter: nn.Parameter, held: Held, tensor_parallel_size: int) -> None:
-    """Sets the attributes by which NxD knows how a parameter is spread; NxD's own layers have set them already."""
+    """Sets the attributes by which NxD knows how a parameter is spread, where its own layers have not set them, and
+    whether it is learned."""
+    parameter.requires_grad_(held.learned)
     if held.is_split and not hasattr(parameter, "tensor_model_parallel"):
         set_tensor_model_parallel_attributes(parameter, True, 0, 1, tensor_parallel_size)
     if held.sums == "tp":

@@ -9,6 +9,7 @@ Pure Python: the planner asks here whether a plan can be expressed, the backend 
 | a product split over the dims that it sums                       | RowParallelLinear, reduces its output         |
 | embedding split over the vocabulary                              | ParallelEmbedding, reduces its output         |
 | cross-entropy split over the vocabulary                          | parallel_cross_entropy                        |
+| products of an adapter that ranks hold copies of                 | compute locally                               |
 | any other operator                                               | computes locally, communicates nothing        |
 | any other redistribution over all of tp, or experts over ep      | functions of parallel_layers.mappings         |
 
@@ -21,6 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autoshard.errors import AutoshardError
+from autoshard.graph.adapters import RANK
 from autoshard.graph.ir import Graph
 from autoshard.graph.partition import GatherEinsumStep, OperatorStep, Program, RedistributeStep, is_projection
 from autoshard.graph.redistribute import Transition
@@ -79,23 +81,25 @@ class _Lowering:
         self._done: set[int] = set()
 
     def run(self) -> tuple[Lowered, ...]:
-        found = []
+        found: list[Lowered] = []
         for index, step in enumerate(self._program.steps):
             if index in self._done:
                 continue
             if isinstance(step, GatherEinsumStep):
-                found.append(self._gathered(index, step))
+                found += self._gathered(index, step)
             elif isinstance(step, RedistributeStep):
                 found.append(self._redistribution(index, step))
             else:
                 found.append(self._operator(index, step))
         return tuple(found)
 
-    def _gathered(self, index: int, step: GatherEinsumStep) -> Lowered:
+    def _gathered(self, index: int, step: GatherEinsumStep) -> tuple[Lowered, ...]:
         (transition,) = step.gather.transitions
         if transition.axes != self._tp or transition.source_dim != "seq":
             self._refuse(step.einsums[0], f"gathers its input's {transition.source_dim} over {_and(transition.axes)}")
-        return self._columns(index, step.einsums, step.gather.source, True)
+        if self._is_copied(step.einsums):
+            return self._mapping(index, step.gather), *(self._local(index, one) for one in step.einsums)
+        return (self._columns(index, step.einsums, step.gather.source, True),)
 
     def _redistribution(self, index: int, step: RedistributeStep) -> Lowered:
         kinds = [(t.forward, t.backward) for t in step.transitions if t.axes == self._tp]
@@ -104,11 +108,14 @@ class _Lowering:
         together = readers == list(range(index + 1, index + 1 + len(readers)))
         if len(kinds) == len(step.transitions) == 1 and kinds[0] == ("identity", "all_reduce") and together:
             columns = [one for one in behind if one is not None]
-            if columns and len(columns) == len(behind):
+            if columns and len(columns) == len(behind) and not self._is_copied(columns) and self._is_alike(columns):
                 self._done.update(readers)
                 return self._columns(index, columns, step.source, False)
         for transition in step.transitions:
             self._check_mapping(index, step, transition)
+        return self._mapping(index, step)
+
+    def _mapping(self, index: int, step: RedistributeStep) -> Lowered:
         return Lowered(MAPPING, index, (), (step.source,), (step.target,), transitions=step.transitions)
 
     def _operator(self, index: int, step: OperatorStep) -> Lowered:
@@ -154,6 +161,16 @@ class _Lowering:
         layer = QKV if is_qkv else COLUMN
         return Lowered(layer, index, tuple(steps), (source,), outputs, gathers, multiplier)
 
+    def _is_copied(self, steps: Sequence[OperatorStep]) -> bool:
+        """Whether these are a product of an adapter of whose weight ranks hold copies, as of keys that they share:
+        NxD has a layer for it beside queries alone."""
+        of_adapter = len(steps) == 1 and RANK in self._graph.tensors[steps[0].operator.inputs[1]].dims
+        return of_adapter and any(steps[0].choice[axis] == REPLICATED for axis in self._tp)
+
+    def _is_alike(self, steps: Sequence[OperatorStep]) -> bool:
+        """Whether one layer can hold these weights: all of them are learned, or none is."""
+        return len({self._graph.tensors[step.operator.inputs[1]].differentiable for step in steps}) == 1
+
     def _are_heads(self, steps: Sequence[OperatorStep]) -> bool:
         """Whether the steps are a query projection, then key and value projections with the same dims."""
         columns = [_columns_of(self._graph, step) for step in steps]
@@ -169,7 +186,7 @@ class _Lowering:
             other = steps[place]
             if not isinstance(other, OperatorStep) or other.inputs[0] != step.inputs[0]:
                 break
-            if not is_projection(self._graph, other.operator):
+            if not is_projection(self._graph, other.operator) or not self._is_alike((step, other)):
                 break
             found.append(other)
             self._done.add(place)

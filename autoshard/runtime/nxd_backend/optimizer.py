@@ -6,7 +6,7 @@ gradient norm counts them once; NxD counts each copy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -53,10 +53,12 @@ class NxdOptimizer:
 
     def __init__(self, config: dict[str, Any], owned: Sequence[Owned], settings: OptimizerSettings, multiplier: int):
         self._config, self._settings = config, settings
-        decayed = [one for one in owned if one.decays]
-        plain = [one for one in owned if not one.decays]
+        learned = [one for one in owned if one.held.learned]
+        decayed = [one for one in learned if one.decays]
+        plain = [one for one in learned if not one.decays]
         chosen = [(group, decay) for group, decay in ((decayed, settings.weight_decay), (plain, 0.0)) if group]
         self.owned = [one for group, _ in chosen for one in group]
+        self._frozen = [one for one in owned if not one.held.learned]
         groups = [{"params": [one.parameter for one in group], "weight_decay": decay} for group, decay in chosen]
         defaults: dict[str, Any] = {"lr": settings.learning_rate, "betas": settings.betas, "eps": settings.eps}
         if settings.zero:
@@ -102,49 +104,57 @@ class NxdOptimizer:
         return self._by_name(lambda one: shards[id(one.parameter)])
 
     def masters(self) -> dict[str, torch.Tensor]:
-        """Master weights, local pieces by parameter name (collective)."""
+        """Master weights, local pieces by parameter name (collective); what is not learned is its own master."""
         masters = {id(one.parameter): shard for one, shard, _ in self._shards()}
-        return self._by_name(lambda one: masters[id(one.parameter)].detach())
+        frozen = {name: value for one in self._frozen for name, value in _pieces(one, one.parameter.detach())}
+        return {**self._by_name(lambda one: masters[id(one.parameter)].detach()), **frozen}
 
     def state(self) -> State:
-        """This rank's flat shards of (master, first moment, second moment) for each parameter. Only after the first
-        step."""
-        return [
+        """This rank's flat shards of (master, first moment, second moment) for each learned parameter, then of the
+        others (weights,), whole and in the dtype of masters. Only after the first step."""
+        learned: State = [
             (master.detach().flatten(), moments["exp_avg"].flatten(), moments["exp_avg_sq"].flatten())
             for _, master, moments in self._shards()
         ]
+        dtype = self._settings.master_dtype
+        return [*learned, *((one.parameter.detach().flatten().to(dtype),) for one in self._frozen)]
 
     @property
     def buckets(self) -> list[Bucket]:
         """The masters in the order of `state`, to be written to from outside."""
-        return [
+        learned = [
             Bucket(master.data.view(-1), partial(self._publish, one, master.data)) for one, master, _ in self._shards()
         ]
+        return [*learned, *(Bucket(one.parameter.data.view(-1), lambda: None) for one in self._frozen)]
 
     def sharing_groups(self) -> list[None]:
         """A list of None, one for each shard of `state`, because every rank reads its own."""
-        return [None] * len(self.owned)
+        return [None] * (len(self.owned) + len(self._frozen))
 
     def load_state(self, shards: Sequence[tuple[torch.Tensor, ...]], steps: int) -> None:
         """Continues after `steps` steps from shards that `state` gave then, in any layout (collective)."""
-        for (one, master, moments), values in zip(self._shards(), shards, strict=True):
+        count = len(self.owned)
+        for (one, master, moments), values in zip(self._shards(), shards[:count], strict=True):
             weights, first, second = (value.to(master).view_as(master) for value in values)
             master.data.copy_(weights)
             moments["step"] = torch.tensor(float(steps), dtype=torch.float32)
             moments["exp_avg"], moments["exp_avg_sq"] = first.clone(), second.clone()
             self._publish(one, master.detach())
+        for one, (weights,) in zip(self._frozen, shards[count:], strict=True):
+            one.parameter.data.copy_(weights.view_as(one.parameter))
 
     def _publish(self, one: Owned, master: torch.Tensor) -> None:
         if self._settings.zero:
             one.parameter.data.copy_(self._gathered(one, master).view_as(one.parameter))
 
     def shard_runs(self) -> list[tuple[Owned, int, int]]:
-        """Each parameter with the elements [start, stop) of it, flat, in this rank's shard; the end may be padding."""
+        """Each parameter with the elements [start, stop) of it, flat, in this rank's shard of `state`; the end may be
+        padding."""
         found = []
         for one, master, _ in self._shards():
             position = self._shard_position(one)
             found.append((one, position * master.numel(), (position + 1) * master.numel()))
-        return found
+        return [*found, *((one, 0, one.parameter.numel()) for one in self._frozen)]
 
     def _shards(self) -> list[tuple[Owned, torch.Tensor, dict[str, Any]]]:
         """Each parameter with this rank's shard of its master and the shard's moments."""
@@ -206,16 +216,12 @@ class NxdOptimizer:
             gradient.mul_(scale)
 
     def _by_name(self, shard_of: Callable[[Owned], torch.Tensor]) -> dict[str, torch.Tensor]:
-        found = {}
+        found: dict[str, torch.Tensor] = {}
         for one in self.owned:
             whole = shard_of(one)
             if self._settings.zero:
                 whole = self._gathered(one, whole)
-            flat = whole.flatten()
-            start = 0
-            for name, sizes in zip(one.held.names, one.sizes, strict=True):
-                found[name] = flat[start : start + prod(sizes)].view(sizes)
-                start += prod(sizes)
+            found.update(_pieces(one, whole))
         return found
 
     def _gathered(self, one: Owned, shard: torch.Tensor) -> torch.Tensor:
@@ -232,6 +238,14 @@ class NxdOptimizer:
 
     def _shard_position(self, one: Owned) -> int:
         return self._sharding_ranks(one).index(dist.get_rank()) if self._settings.zero else 0
+
+
+def _pieces(one: Owned, whole: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """Each named piece that a parameter holds. whole: its values."""
+    flat, start = whole.flatten(), 0
+    for name, sizes in zip(one.held.names, one.sizes, strict=True):
+        yield name, flat[start : start + prod(sizes)].view(sizes)
+        start += prod(sizes)
 
 
 def _gradient(parameter: nn.Parameter) -> torch.Tensor:

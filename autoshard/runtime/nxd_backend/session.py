@@ -248,8 +248,9 @@ class NxdSession:
         return tuple(offsets), tuple(sizes)
 
     def _writes(self, program: Program, name: str) -> bool:
-        """Whether the rank is the first of those whose optimizers hold the same elements."""
-        dims, sharded = program.graph.tensors[name].dims, self.plan.zero_axes
+        """Whether the rank is the first of those that hold the same elements in its optimizer, or at all."""
+        tensor = program.graph.tensors[name]
+        dims, sharded = tensor.dims, self.plan.zero_axes if tensor.differentiable else ()
         entries = zip(program.axes, program.states[name], strict=True)
         return all(self._index[axis] == 0 for axis, entry in entries if entry not in dims and axis not in sharded)
 

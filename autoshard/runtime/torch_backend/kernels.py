@@ -304,8 +304,7 @@ def _position_scale(context: Context, step: OperatorStep) -> Kernel:
 
 
 class _TakesGradient(torch.autograd.Function):
-    """What it is given, which takes a gradient from here on, though nothing before it is learned. That gradient ends
-    here; a tensor that requires one itself would be kept for it."""
+    """`takes_gradient`. That gradient ends here; a tensor that requires one itself would be kept for it."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, empty: torch.Tensor) -> torch.Tensor:
@@ -314,6 +313,12 @@ class _TakesGradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[None, None]:
         return None, None
+
+
+def takes_gradient(x: torch.Tensor) -> torch.Tensor:
+    """The tensor, which takes a gradient from here on, though nothing before it is learned."""
+    found: torch.Tensor = _TakesGradient.apply(x, torch.empty(0, requires_grad=True))
+    return found
 
 
 def _embedding(context: Context, step: OperatorStep) -> Kernel:
@@ -335,7 +340,7 @@ def _embedding(context: Context, step: OperatorStep) -> Kernel:
 
     if context.graph.tensors[step.operator.inputs[1]].differentiable:
         return look_up
-    return lambda ids, table: _TakesGradient.apply(look_up(ids, table), torch.empty(0, requires_grad=True))
+    return lambda ids, table: takes_gradient(look_up(ids, table))
 
 
 def _position_embedding(context: Context, step: OperatorStep) -> Kernel:
