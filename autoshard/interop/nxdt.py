@@ -11,7 +11,7 @@ from typing import Any
 from autoshard.errors import AutoshardError
 from autoshard.graph.recompute import NO_RECOMPUTE, canonical
 from autoshard.interop.written_layout import AS_ADAMW, DPO, LORA, WrittenLayout, WrittenLora, number
-from autoshard.interop.written_lora import Fields, read_lora
+from autoshard.interop.written_lora import LEARN_APART, Fields, read_lora
 from autoshard.interop.written_model import WrittenModel, guessed_vocabulary
 from autoshard.interop.yaml_values import Values, length_note
 from autoshard.schedules import usual_schedule
@@ -57,6 +57,11 @@ ADAPTERS = Fields(
     usual_names="qkv_proj",
 )
 """The fields on adapters [NxDT lightning_modules/model/hf_models/llama_model.py]."""
+OWN_MASTERS = (
+    "distributed_strategy.zero1=false: adapters of NxD Training are FP32, their own masters; priced with ZeRO-1, which "
+    "shards their states"
+)
+"""[NxD modules/lora/tp_layer.py; NxDT examples/conf/hf_llama3_8B_SFT_lora_config.yaml: LoRA goes without zero1]"""
 TRN1_DEVICES = 32
 INSTANCES = {(2, 1): "trn1.2xlarge", (4, 2): "trn2.3xlarge"}
 """By trainer.devices and trainer.lnc: smaller instances that have as many devices at that LNC, the default one of trn1.
@@ -158,6 +163,11 @@ def nxdt_layout(data: Mapping[str, Any]) -> WrittenLayout:
         fields["stage_layers"] = auto_partition(layers, stages)
     capacity = _capacity(values)
     model, lora, warnings = _model(values), _lora(values), tuple(_warnings(values))
+    if lora is not None and fields["sequence_parallel"]:
+        warnings += (LEARN_APART.format(said=lora.said),)
+    if lora is not None and not fields["zero"] and options["precision"] != "fp32":
+        fields["zero"] = 1
+        notes += (OWN_MASTERS,)
     copies = values.whole("distributed_strategy.kv_replicator")
     kv_copies = copies if values.flag("model.qkv_linear") else None  # without it NxD Training reads no kv_replicator
     left_out = values.left_out()

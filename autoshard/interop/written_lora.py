@@ -41,6 +41,10 @@ APART = "{key}: {name} is one layer there; priced with adapters beside each of {
 SAVED = "{said}: trained whole there; priced as not trained"
 DROPOUT = "{said}: dropout before adapters is not in the price"
 DORA = "{said}: priced as LoRA; DoRA learns lengths of columns too, and computes them in each step"
+LEARN_APART = (
+    "{said} with sequence parallelism: NxD 0.18.0 does not sum gradients of its adapters over tensor-parallel ranks, "
+    "which learn apart; autoshard run sums those of its own"
+)
 RESUMED = "{said}: rank and layers are those of the adapters that it loads; priced with those that the file says"
 ELSEWHERE = "{said}: priced with adapters of one rank in all blocks"
 """Sentences on what is not in the price, or is there as something else."""

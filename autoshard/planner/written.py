@@ -43,7 +43,6 @@ IN_FEWER_BITS = (
 )
 NO_SUCH_PRODUCTS = "{said}: priced in {own}; {device} has no products in {precision}"
 KEPT_WIDE = "{said}: priced with all blocks in {precision}; --keep-bf16 {keep} prices that"
-NO_LORA = "{said}; --backend torch prices the adapters"
 ADAPTERS = "{said}: adapters are trained in place of the weights, as --lora {lora} has it"
 FROZEN_WHOLE = "weights that are not trained lie whole on each rank in the price; FSDP and ZeRO-3 shard them too"
 EVEN_SHARE = "each got its even share of tokens (capacity factor 1)"
@@ -405,16 +404,12 @@ def _with_adapters(
     file: str, problem: Problem, request: PlanRequest, written: WrittenLayout
 ) -> tuple[Problem, tuple[str, ...], tuple[str, ...]]:
     """(the problem with the adapters that the file trains, notes, warnings); as it is where an option has its own, and
-    where the backend or the model has none."""
-    from autoshard.backends.registry import ANYWHERE
-    from autoshard.interop.written_layout import LORA
+    where the model has none."""
     from autoshard.interop.written_lora import adapters_of
     from autoshard.plans.validate import in_file
 
     if written.lora is None or request.lora is not None:
         return problem, (), ()
-    if problem.backend != ANYWHERE.name:
-        return problem, (), (NO_LORA.format(said=LORA.format(said=written.lora.said)),)
     lora, notes, warnings = in_file(file, partial(adapters_of, written.lora, problem.model))
     if lora is not None:
         problem = problem._replace(model=replace(problem.model, lora=lora))

@@ -517,10 +517,6 @@ DROPLESS_WARNING = (
     "experts without a capacity factor (dropless): priced as if each got its even share of tokens (capacity factor 1); "
     "a plan drops what is over it"
 )
-LORA = (
-    "model_alignment_strategy.peft (LoRA of rank 16): priced as training of all weights; LoRA freezes most of them; "
-    "--backend torch prices the adapters"
-)
 PLAIN = "priced as plain training on global_batch_size sequences"
 DPO = f"{PLAIN}; DPO runs a chosen and a rejected one for each, and before that the reference model"
 ORPO = f"{PLAIN}; ORPO runs a chosen and a rejected one for each"
@@ -531,7 +527,6 @@ FLOAT8 = "priced in bf16; products of matrices take less time in"
 @pytest.mark.parametrize(
     ("change", "warning"),
     [
-        ({"model_alignment_strategy": {"peft": {"lora_rank": 16}}}, LORA),
         ({"model_alignment_strategy": {"dpo": {"kl_beta": 0.01}}}, f"model_alignment_strategy.dpo: {DPO}"),
         ({"model_alignment_strategy": {"orpo": {"beta": 0.1}}}, f"model_alignment_strategy.orpo: {ORPO}"),
         ({"moe": DROPLESS}, DROPLESS_WARNING),

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from autoshard.backends.rules import check_strategy
 from autoshard.errors import AutoshardError
 from autoshard.interop.written_layout import WrittenLora
 from autoshard.interop.written_lora import adapters_of
@@ -205,19 +206,36 @@ def test_hyperpod() -> None:
     )
 
 
-def test_nxdt_on_either_backend() -> None:
-    found = read(NXDT, model="llama3-8b", backend="torch")
-    assert (adapters(found), found.warnings) == ((16, 32.0, QKV), ())
+LEARN_APART = (
+    "{} with sequence parallelism: NxD 0.18.0 does not sum gradients of its adapters over tensor-parallel ranks, which "
+    "learn apart; autoshard run sums those of its own"
+)
+
+
+@pytest.mark.parametrize("backend", ["torch", "nxd"])
+def test_nxdt_on_either_backend(backend: str) -> None:
+    found = read(NXDT, model="llama3-8b", backend=backend)
+    assert (adapters(found), found.warnings, found.problem.backend) == ((16, 32.0, QKV), (), backend)
     key = "model_alignment_strategy.peft.target_modules"
     assert (
         f"{key}: qkv_proj is one layer there; priced with adapters beside each of q_proj, k_proj, v_proj" in found.notes
     )
-    found = read(NXDT, model="llama3-8b")
-    assert adapters(found) is None
+
+
+def test_nxdts_adapters_are_their_own_masters_and_learn_apart() -> None:
+    """As AWS's own example has it; a layout of NxD keeps masters with ZeRO-1 alone."""
+    strategy = {"tensor_model_parallel_size": 8, "zero1": False, "sequence_parallel": True}
+    found = read({**NXDT, "distributed_strategy": strategy}, model="llama3-8b")
+    assert found.strategy.zero == 1
+    check_strategy(*found.problem, found.strategy)
+    assert found.warnings == (LEARN_APART.format("model_alignment_strategy.peft (LoRA of rank 16)"),)
     told = (
-        "model_alignment_strategy.peft (LoRA of rank 16): priced as training of all weights; LoRA freezes most of them"
+        "distributed_strategy.zero1=false: adapters of NxD Training are FP32, their own masters; priced with ZeRO-1, "
+        "which shards their states"
     )
-    assert found.warnings == (f"{told}; --backend torch prices the adapters",)
+    assert told in found.notes
+    exact = read({**NXDT, "distributed_strategy": strategy, "precision": {"type": "fp32"}}, model="llama3-8b")
+    assert exact.strategy.zero == 0
 
 
 @pytest.mark.parametrize(
@@ -271,6 +289,10 @@ def test_nxds_example() -> None:
     assert adapters(read(start, model="llama3-8b", backend="torch")) is None
     found = read(f"{start} --enable_lora", model="llama3-8b", backend="torch")
     assert adapters(found) == (16, 32.0, QKV)
+    dropped = "lora_dropout=0.05 of tp_llama_hf_finetune_ptl.py: dropout before adapters is not in the price"
+    assert found.warnings == (dropped,)
+    found = read(f"{start} --enable_lora --use_sequence_parallel 1", model="llama3-8b", backend="torch")
+    assert found.warnings == (dropped, LEARN_APART.format("tp_llama_hf_finetune_ptl.py trains adapters"))
 
 
 def test_experts_have_none() -> None:
