@@ -120,7 +120,8 @@ CASES: dict[int, dict[str, dict[str, Any]]] = {
 }
 """World size -> name -> what differs from one process of a small Llama in FP32."""
 
-RESHARDED: list[tuple[str, dict[str, Any]]] = [
+RESHARDED: dict[str, list[tuple[str, dict[str, Any]]]] = {}
+RESHARDED["few kv heads"] = [
     ("nxd", {"tp": 4}),
     ("nxd", {"pp": 4}),
     ("nxd", {"dp": 4}),
@@ -137,7 +138,14 @@ RESHARDED: list[tuple[str, dict[str, Any]]] = [
     ("torch", {"dp": 2, "pp": 2, "layers": (3, 1)}),
     ("torch", {"tp": 2, "cp": 2}),
 ]
-"""(backend, layout) of 4 processes whose checkpoints are read by each other, of a model of two key-value heads."""
+RESHARDED["qwen2 moe, adapters"] = [
+    ("nxd", {"tp": 4}),
+    ("nxd", {"tp": 2, "dp": 2}),
+    ("nxd", {"dp": 2, "pp": 2, "layers": (1, 3)}),
+    ("nxd", {"dp": 4, "zero": 0}),
+    ("torch", {"tp": 2, "dp": 2, "ep": 2, "zero": 3}),
+]
+"""Model -> (backend, layout) of 4 processes whose checkpoints are read by each other."""
 
 SEQUENCE_LENGTH, GLOBAL_BATCH_SIZE = 32, 8
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from autoshard.checkpoint.directory import LocalStore
 from autoshard.checkpoint.layout import rank_shards
-from autoshard.checkpoint.manifest import Manifest, read_manifest
+from autoshard.checkpoint.manifest import Manifest, quantities_of, read_manifest
 from autoshard.files.codec import to_json
 from autoshard.plans.plan import Plan
 from autoshard.runtime.torch_backend.optimizer_settings import optimizer_settings
@@ -71,17 +71,20 @@ def reshard(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
     """Every layout loads one random state and saves it: which pairs of them read something else from each other."""
     connect(reporter)
     store = LocalStore(Path(arguments["folder"]))
-    alone = plan_of("few kv heads")
+    model, layouts = arguments["model"], RESHARDED[arguments["model"]]
+    alone = plan_of(model)
     if reporter.rank == 0:
         generator = torch.Generator().manual_seed(SEED)
         shards = rank_shards(alone, 0)
-        state = [tuple(torch.rand(one.elements, generator=generator) for _ in range(3)) for one in shards]
+        state = [
+            tuple(torch.rand(one.elements, generator=generator) for _ in quantities_of(one.learned)) for one in shards
+        ]
         saved(store, 0, alone, [(shards, state)])
     dist.barrier()
     held = {}
-    for step, (backend, layout) in enumerate(RESHARDED, start=1):
+    for step, (backend, layout) in enumerate(layouts, start=1):
         reporter.last_action = f"{backend} {layout}"
-        plan = plan_of("few kv heads", **layout)
+        plan = plan_of(model, **layout)
         session = make_session(plan, reporter.rank, Session if backend == "torch" else None)
         first = store.folders()[-1]
         session.optimizer.load_state(read_rank(first, read_manifest(first), session.shards()).state, 1)

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from tests.nxd.cases import RESHARDED
 from tests.nxd.test_conformance import run
 
 
-def test_fifteen_layouts_read_each_other(tmp_path: Path) -> None:
-    for rank in run("checkpoint_workers:reshard", {"folder": str(tmp_path)}, 4):
-        assert rank == {"read": 16 * 15, "wrong": []}  # and one process's
+@pytest.mark.parametrize("model", RESHARDED)
+def test_layouts_read_each_other(model: str, tmp_path: Path) -> None:
+    layouts = len(RESHARDED[model])
+    for rank in run("checkpoint_workers:reshard", {"folder": str(tmp_path), "model": model}, 4):
+        assert rank == {"read": (layouts + 1) * layouts, "wrong": []}  # and one process's

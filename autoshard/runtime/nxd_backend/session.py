@@ -173,7 +173,7 @@ class NxdSession:
                         pieces.append(Piece(name, kept, at, writes))
                     at += box.elements
                 offset += size
-            found.append(Shard(stop - start, tuple(pieces)))
+            found.append(Shard(stop - start, tuple(pieces), one.held.learned))
         return tuple(found)
 
     def _run(self, inputs: Tokens, labels: Tokens, learns: bool = True) -> float:
