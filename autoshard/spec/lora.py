@@ -46,7 +46,8 @@ class Lora:
 
     def __str__(self) -> str:
         """'r=16,lora_alpha=32,target_modules=q_proj+v_proj', as `parse_lora` reads it."""
-        return f"r={self.r},lora_alpha={self.lora_alpha:g},target_modules={'+'.join(self.target_modules)}"
+        alpha = str(float(self.lora_alpha)).removesuffix(".0")
+        return f"r={self.r},lora_alpha={alpha},target_modules={'+'.join(self.target_modules)}"
 
 
 def parse_lora(text: str, linear_layers: tuple[str, ...]) -> Lora:
