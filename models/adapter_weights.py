@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from autoshard.errors import AutoshardError
@@ -11,7 +12,7 @@ from autoshard.models.weight_names import Part
 from autoshard.models.weights import checkpoint_parts, parameter_dims
 from autoshard.spec.model import ModelSpec
 
-_OUTERMOST = "base_model.model"
+OUTERMOST = "base_model.model."
 """The start of names in PEFT's files, before the model's own."""
 _ATTENTION = ".self_attn."
 _GATE = f"{_ATTENTION}gate_proj{WEIGHT}"
@@ -53,15 +54,23 @@ def adapters(model: ModelSpec) -> dict[str, Adapter]:
     dims, _ = parameter_dims(model)
     found = {}
     for name, own in dims.items():
-        down, up = (f"{_module(name)}.{matrix}{WEIGHT}" for matrix in (DOWN, UP))
+        down, up = (f"{module_of(name)}.{matrix}{WEIGHT}" for matrix in (DOWN, UP))
         if down in dims:
             found[name] = Adapter(own, down, dims[down][1:], up, dims[up][:-1], model.lora.r, model.lora.scale)
     return found
 
 
-def peft_layout(model: ModelSpec) -> PeftLayout:
+def layers_of(model: ModelSpec, modules: Collection[str]) -> tuple[str, ...]:
+    """Names of a model's layers, as target_modules of its adapters has them, whose weights lie in published modules of
+    these names; sorted."""
+    parts = checkpoint_parts(replace(model, lora=None))
+    return tuple(sorted({_last(part.parameter) for part in parts if module_of(part.tensor) in modules}))
+
+
+def peft_layout(model: ModelSpec, otherwise: str) -> PeftLayout:
     """The layout of a model's adapters in PEFT's files.
 
+    otherwise: what works where there is none, in errors.
     Raises AutoshardError for an adapter of a part of a published tensor, where PEFT's are of whole ones, and for one
     whose module transformers may have by another name than checkpoints do.
     """
@@ -71,15 +80,17 @@ def peft_layout(model: ModelSpec) -> PeftLayout:
     for part in published:
         if (adapter := known.get(part.parameter)) is None:
             continue
-        module = _module(part.tensor)
+        module = module_of(part.tensor)
         if held[part.tensor] > 1 or part.at or len(part.groups) != 2:
-            raise _none_of(model, part, f"lies in {part.tensor} with others, and PEFT has none of parts of a tensor")
+            why = f"lies in {part.tensor} with others, and PEFT has none of parts of a tensor"
+            raise _none_of(model, part, f"{why}: {otherwise}")
         if _may_be_renamed(model, part):
-            raise _none_of(model, part, f"lies in {part.tensor}, which PEFT may know by another name")
+            why = f"lies in {part.tensor}, which PEFT may know by another name"
+            raise _none_of(model, part, f"{why}: {otherwise}")
         given, contracted = part.groups
         if {*contracted} != {*adapter.contracted}:
             given, contracted, turned = contracted, given, True
-        name = f"{_OUTERMOST}.{module}"
+        name = f"{OUTERMOST}{module}"
         parts += (
             Part(f"{name}.{DOWN}{WEIGHT}", f"{RANK} ({' '.join(contracted)})", adapter.down),
             Part(f"{name}.{UP}{WEIGHT}", f"({' '.join(given)}) {RANK}", adapter.up),
@@ -98,14 +109,14 @@ def _may_be_renamed(model: ModelSpec, part: Part) -> bool:
 
 def _none_of(model: ModelSpec, part: Part, why: str) -> AutoshardError:
     """What is said of an adapter that PEFT's files do not hold. part: of its weight. why: behind its name."""
-    return AutoshardError(f"lora of {model.name}: {_last(part.parameter)} {why}: to=hf writes the merged model")
+    return AutoshardError(f"lora of {model.name}: {_last(part.parameter)} {why}")
 
 
-def _module(name: str) -> str:
+def module_of(name: str) -> str:
     """The module of a weight."""
     return name.removesuffix(WEIGHT)
 
 
 def _last(name: str) -> str:
     """The last part of a module's name."""
-    return _module(name).rpartition(".")[2]
+    return module_of(name).rpartition(".")[2]

@@ -25,18 +25,22 @@ is looked at. TARGET is a new folder, and is there when all of it is.
   autoshard convert nxd/ hf/                                            and back
   autoshard convert nxd/ step/ --plan plan.json        with the optimizer's state: run plan.json --resume step/
   autoshard convert runs/checkpoints/llama3-8b/ adapter/ --to peft      the adapters of a plan made with --lora
+  autoshard convert Llama-3-8B/ weights/ --adapter adapter/ --plan plan.json    and back, beside the weights
   autoshard convert runs/checkpoints/MyModel/ mine/    a traced module's state_dict, for its load_state_dict
 
 Nothing in a file is executed. Weights keep every bit unless --dtype asks for others; adapters are merged, but in a
 checkpoint for a plan that has them."""
 DTYPES = ("bfloat16", "float16", "float32")
-OPTIONS = ("to", "dtype", "model", "weights_only", "xser", "qkv", "kv_size_multiplier")
+OPTIONS = ("adapter", "to", "dtype", "model", "weights_only", "xser", "qkv", "kv_size_multiplier")
 """Options that are those of `autoshard.convert_checkpoint`, by the same names."""
 
 
 def add_arguments(parser: Parser) -> None:
     parser.add_argument("source", type=path, metavar="SOURCE", help="folder with weights")
     parser.add_argument("target", type=path, metavar="TARGET", help="folder to make")
+    parser.add_argument(
+        "--adapter", type=path, metavar="FOLDER", help="adapters of PEFT that stand beside SOURCE's weights"
+    )
     parser.add_argument("--plan", type=path, metavar="PLAN", help="plan.json: the layout to cut the weights for")
     parser.add_argument(
         "--to",

@@ -4,15 +4,14 @@ all of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from autoshard.checkpoint.layout import parameter_shapes
 from autoshard.checkpoint.manifest import WEIGHTS, of_the_trace
 from autoshard.checkpoint.store import MANIFEST
 from autoshard.checkpoint.tensor_file import checksum
-from autoshard.conversion.dtypes import BY_CONFIG_NAME, CONFIG_NAMES, TABLE
+from autoshard.conversion.dtypes import BY_CONFIG_NAME, CONFIG_NAMES, TABLE, holds
 from autoshard.conversion.folder import check_free, check_space, new_folder
 from autoshard.conversion.forms import BY_RANK, FORMS
 from autoshard.conversion.huggingface import (
@@ -27,6 +26,7 @@ from autoshard.conversion.nxd import PLAIN, NxdOptions, nxd_files, nxd_folder, n
 from autoshard.conversion.nxd_optimizer import nxd_training_source
 from autoshard.conversion.output_file import OutputFile
 from autoshard.conversion.peft import ADAPTER_CONFIG, peft_files
+from autoshard.conversion.peft_source import peft_source
 from autoshard.conversion.plan_checkpoint import checkpoint_files, checkpoint_folder, checkpoint_source, manifest_of
 from autoshard.conversion.source import Source, key_of
 from autoshard.conversion.stream import stream
@@ -93,20 +93,40 @@ class Written:
 
 
 def open_source(
-    folder: Path, model: ModelSpec | str | None = None, share: tuple[int, int] = (0, 1), training: bool = False
+    folder: Path,
+    model: ModelSpec | str | None = None,
+    share: tuple[int, int] = (0, 1),
+    training: bool = False,
+    adapter: Path | None = None,
 ) -> Source:
     """The weights in a folder of any form that can be read.
 
     model: of NxD's files, which may not say theirs, and of a traced module's; a plan's is ignored where the files say
     it, a name is refused.
     training: whether NxD's optimizer state is read, too.
+    adapter: a folder with adapters of PEFT that stand beside the weights.
     share: (i, n) compares every n-th file of a checkpoint with its checksum, from the i-th on; other processes do the
     rest.
-    Raises AutoshardError for a folder that has none of the forms or adapters of PEFT, and for a model's name beside
-    files that say theirs.
+    Raises AutoshardError for a folder that has none of the forms, and for adapters of PEFT that are not asked for, and
+    for a model's name beside files that say theirs.
     """
     if isinstance(model, ModelSpec):
         model = replace(model, lora=None)  # where files do not say their model, they have no adapters
+    source = _weights_in(folder, model, share, training, adapter)
+    if adapter is None:
+        return source
+    if source.model.lora is not None:
+        raise AutoshardError(f"{source.form} has adapters, and adapter={adapter} brings others: give one of them")
+    with reached(f"adapter={adapter}"):
+        if not (adapter / ADAPTER_CONFIG).is_file():
+            raise AutoshardError(f"adapter={adapter} is not a folder of PEFT: it has no {ADAPTER_CONFIG}")
+        return peft_source(source, adapter)
+
+
+def _weights_in(
+    folder: Path, model: ModelSpec | str | None, share: tuple[int, int], training: bool, adapter: Path | None
+) -> Source:
+    """The weights in a folder, as `open_source`, without the adapters that are to stand beside them."""
     with reached(str(folder)):
         if not folder.is_dir():
             raise AutoshardError(f"{folder} is not a folder with weights")
@@ -115,10 +135,11 @@ def open_source(
         if (weights_folder := nxd_folder(folder)) is not None:
             read = nxd_training_source if training else nxd_source
             return read(weights_folder, _model(weights_folder, model))
-        if (folder / ADAPTER_CONFIG).is_file():  # transformers would load it over the weights
+        has_adapters = (folder / ADAPTER_CONFIG).is_file()  # transformers would load them over the weights
+        if has_adapters and (adapter is None or not adapter.exists() or not folder.samefile(adapter)):
             raise AutoshardError(
-                f"{folder} has adapters of PEFT ({ADAPTER_CONFIG}), which are not read: give the model that PEFT's "
-                "merge_and_unload makes, or the weights without adapters"
+                f"{folder} has adapters of PEFT ({ADAPTER_CONFIG}): give the weights of the model that they stand "
+                f"beside, and adapter={folder}"
             )
         if is_huggingface(folder):
             traced = model if isinstance(model, ModelSpec) and model.graph is not None else None
@@ -196,13 +217,26 @@ def _dtype(source: Source, conversion: Conversion) -> str | None:
         return BY_CONFIG_NAME[conversion.plan.training.precision.kept_dtype]
     if conversion.form != "plan":
         return None
-    several = sorted({source.dtypes[name] for name in source.shapes.keys() - not_learned(source.model)})
+    names = source.shapes.keys() - not_learned(source.model)
+    several = sorted({source.dtypes[name] for name in names} | _not_held(source, names))
     if len(several) > 1:
         told = ", ".join(CONFIG_NAMES[dtype] for dtype in several)
         raise AutoshardError(
             f"{source.form} has weights of several dtypes ({told}), a plan has one: give it with --dtype"
         )
     return several[0]
+
+
+def _not_held(source: Source, learned: Collection[str]) -> set[str]:
+    """Dtypes of weights beside adapters that would lose digits in the adapters' dtype. learned: names of these."""
+    if source.model.lora is None:
+        return set()
+    return {
+        source.dtypes[name]
+        for dtype in {source.dtypes[one] for one in learned}
+        for name, kept in parameter_dtypes(source.model, dtype).items()
+        if name in source.shapes and not holds(kept, source.dtypes[name])
+    }
 
 
 def _dtypes(source: Source, dtype: str) -> dict[str, str]:
@@ -239,17 +273,12 @@ def source_for(source: Source, plan: Plan) -> Source:
     begins = ("lora",) if source.model.lora is None else ()
     may_differ = (*_NOT_OF_WEIGHTS, *begins, *of_the_trace(plan.model))
     if (apart := first_difference(to_json(source.model), to_json(plan.model), may_differ)) is not None:
-        raise AutoshardError(f"{source.form} is of another model than the plan: {apart}")
+        others = f": a plan with --lora {source.model.lora} has these" if apart.startswith("lora.") else ""
+        raise AutoshardError(f"{source.form} is of another model than the plan: {apart}{others}")
     here, there = source.model.multi_token_prediction, plan.model.multi_token_prediction
     if there is not None and here is None:
         raise AutoshardError(
             f"{source.form} has no prediction module, and the plan trains one (mtp_num_layers={there.mtp_num_layers}): "
             "plan without it, or give weights that have it"
         )
-    if there is not None or here is None:
-        return source
-    model = replace(source.model, multi_token_prediction=None)
-    kept = {key_of(quantity, name) for quantity in source.quantities for name in parameter_shapes(model)}
-    dtypes = {key: dtype for key, dtype in source.dtypes.items() if key in kept}
-    regions = {key: held for key, held in source.regions.items() if key in kept}
-    return replace(source, model=model, dtypes=dtypes, regions=regions)
+    return source if there is not None else source.without_prediction

@@ -30,6 +30,11 @@ def element_type(dtype: str) -> str:
     return f"u{WIDTHS[dtype]}"
 
 
+def holds(wide: str, narrow: str) -> bool:
+    """Whether a dtype has every floating-point number of another one; of tables of whole numbers `as_dtype` says it."""
+    return wide == narrow or narrow in INTEGERS or WIDTHS[wide] > WIDTHS[narrow]
+
+
 def as_dtype(values: Array, have: str, want: str) -> Array:
     """The elements as bits of the dtype `want`, from bits of the dtype `have`: rounded to the nearest, ties to even.
 

@@ -32,6 +32,8 @@ from autoshard.spec.model import ModelSpec
 from autoshard.spec.prediction import MultiTokenPrediction
 
 CONFIG, ONE_FILE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+"""PEFT's file of adapters, which may lie beside the weights."""
 CARRIED = (
     "generation_config.json",
     "tokenizer.json",
@@ -62,7 +64,7 @@ attention and what is made of these."""
 
 
 def is_huggingface(folder: Path) -> bool:
-    return (folder / INDEX).exists() or any(folder.glob("*.safetensors"))
+    return (folder / INDEX).exists() or bool(_files_without_index(folder))
 
 
 def huggingface_source(folder: Path, traced: ModelSpec | None = None) -> Source:
@@ -212,7 +214,7 @@ def _files(folder: Path) -> dict[Path, list[str] | None]:
         return {folder / ONE_FILE: None}
     index = folder / INDEX
     if not index.is_file():
-        return dict.fromkeys(sorted(folder.glob("*.safetensors")))
+        return dict.fromkeys(_files_without_index(folder))
     values = read_json(index, "index of a checkpoint", _MAX_INDEX_BYTES)
     where = values.get("weight_map") if isinstance(values, dict) else None
     if not isinstance(where, dict) or not where or any(type(name) is not str for name in where.values()):
@@ -230,6 +232,11 @@ def _files(folder: Path) -> dict[Path, list[str] | None]:
         if not path.is_file():
             raise AutoshardError(f"{path} is missing, and {index.name} names it")
     return files
+
+
+def _files_without_index(folder: Path) -> list[Path]:
+    """All files of a folder that have weights, by name."""
+    return sorted(path for path in folder.glob("*.safetensors") if path.name != ADAPTER_WEIGHTS)
 
 
 def _check_blocks(model: ModelSpec, tensors: Mapping[str, tuple[Path, StoredTensor]], used: Collection[str]) -> None:
@@ -268,13 +275,18 @@ def _module(tensor: str) -> str:
 
 def _name_in_file(tensor: str, model: ModelSpec, found: Mapping[str, Any], folder: Path) -> str:
     """The name of a tensor of the model as the files have it."""
-    saved_as = getattr(weights_of(model.family), "saved_as", None)
-    for published in (tensor,) if saved_as is None else (tensor, saved_as(tensor)):
-        for name in _names_in_files(published):
-            if name in found:
-                return name
+    for name in names_in_files(tensor, model):
+        if name in found:
+            return name
     says = "its config.json" if model.family.is_published else "the plan"
     raise AutoshardError(f"{folder} has no tensor {tensor}, which the model of {says} needs")
+
+
+def names_in_files(tensor: str, model: ModelSpec) -> tuple[str, ...]:
+    """The names that a tensor of a model may have in files, the published one first."""
+    saved_as = getattr(weights_of(model.family), "saved_as", None)
+    known = (tensor,) if saved_as is None else (tensor, saved_as(tensor))
+    return tuple(name for published in known for name in _names_in_files(published))
 
 
 def _names_in_files(tensor: str) -> tuple[str, ...]:

@@ -1,17 +1,17 @@
-"""Writes adapters as PEFT saves them: adapter_config.json and adapter_model.safetensors."""
+"""Reads and writes adapters as PEFT saves them: adapter_config.json and adapter_model.safetensors."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
 
-from autoshard.conversion.huggingface import common_dtype, json_file, tensor_layouts
+from autoshard.conversion.huggingface import ADAPTER_WEIGHTS, common_dtype, json_file, tensor_layouts
 from autoshard.conversion.output_file import OutputFile, safetensors_file
 from autoshard.models.adapter_weights import peft_layout
 from autoshard.models.registry import repositories
 from autoshard.spec.model import ModelSpec
 
-ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+ADAPTER_CONFIG = "adapter_config.json"
 
 
 def peft_files(model: ModelSpec, dtypes: Mapping[str, str]) -> list[OutputFile]:
@@ -19,7 +19,7 @@ def peft_files(model: ModelSpec, dtypes: Mapping[str, str]) -> list[OutputFile]:
 
     dtypes: by parameter. Raises AutoshardError as `peft_layout`.
     """
-    layout, lora = peft_layout(model), model.lora
+    layout, lora = peft_layout(model, "to=hf writes the merged model"), model.lora
     assert lora is not None, model
     known = repositories(model.name)
     config = {

@@ -65,6 +65,17 @@ class Source:
         """The weights of the model without adapters, each with what its adapter adds. The source has weights alone."""
         return replace(self, model=replace(self.model, lora=None), adapters=adapters(self.model))
 
+    @property
+    def without_prediction(self) -> Source:
+        """The weights without those of a prediction module."""
+        if self.model.multi_token_prediction is None:
+            return self
+        model = replace(self.model, multi_token_prediction=None)
+        kept = {key_of(quantity, name) for quantity in self.quantities for name in parameter_shapes(model)}
+        dtypes = {key: dtype for key, dtype in self.dtypes.items() if key in kept}
+        regions = {key: held for key, held in self.regions.items() if key in kept}
+        return replace(self, model=model, dtypes=dtypes, regions=regions)
+
 
 def key_of(quantity: str, parameter: str) -> str:
     """The key of a quantity of a parameter: weights go by the parameter's name, moments have their own name

@@ -62,6 +62,7 @@ def convert_checkpoint(
     source: str | Path,
     target: str | Path,
     *,
+    adapter: str | Path | None = None,
     plan: plans.Plan | None = None,
     to: str | None = None,
     dtype: str | None = None,
@@ -75,11 +76,11 @@ def convert_checkpoint(
     hf, nxd and a plan without adapters get the merged model. Returns what was written: model, files,
     bytes, and the step of the optimizer's state, None where weights are alone. Nothing in a file is executed.
 
-    source: a folder; which form it has is looked at. target: a folder to make, there when all of it is. plan: the
-    layout to cut the weights for. to: "hf", "plan", "nxd" or "peft"; None: plan where there is one, else hf. dtype:
-    bfloat16, float16 or float32; None: as the weights are. model: a name or a config.json, where NxD's files have none
-    beside them and there is no plan; nothing else takes one. weights_only: leave out the optimizer's state that NxD
-    saved.
+    source: a folder; which form it has is looked at. target: a folder to make, there when all of it is. adapter: a
+    folder of PEFT with adapters that stand beside the source's weights. plan: the layout to cut the weights for.
+    to: "hf", "plan", "nxd" or "peft"; None: plan where there is one, else hf. dtype: bfloat16, float16 or float32;
+    None: as the weights are. model: a name or a config.json, where NxD's files have none beside them and there is no
+    plan; nothing else takes one. weights_only: leave out the optimizer's state that NxD saved.
     xser, qkv, kv_size_multiplier: of NxD's files: a file a tensor; "gqa", "fused", "separate" or "coalesced"; copies of
     each key-value head.
 
@@ -95,7 +96,9 @@ def convert_checkpoint(
         check_plan("convert_checkpoint", plan)
         if model is not None:
             raise AutoshardError(f"model={show(model)} beside a plan, which says the model; leave it out")
-    for name, place in (("source", source), ("target", target)):
+    for name, place in (("source", source), ("target", target), ("adapter", adapter)):
+        if place is None and name == "adapter":
+            continue
         if not isinstance(place, (str, Path)):
             raise AutoshardError(f"{name}={show(place)} of convert_checkpoint must be the path of a folder")
         if is_url(place):
@@ -113,8 +116,10 @@ def convert_checkpoint(
     conversion = Conversion(form, plan, dtype, options)
     with _terminated_as_interrupted(), _Display() as display:
         check_free(Path(target))
-        training = form == "plan" and not weights_only and plan is not None and plan.model.lora is None
-        weights = open_source(Path(source), model if plan is None else plan.model, training=training)
+        beside = None if adapter is None else Path(adapter)
+        whole = beside is None and plan is not None and plan.model.lora is None
+        training = form == "plan" and not weights_only and whole
+        weights = open_source(Path(source), model if plan is None else plan.model, training=training, adapter=beside)
         return convert(weights, Path(target), conversion, display.starting, display.advance)
 
 

@@ -42,8 +42,8 @@ SIGNATURES = {
     "check_machine": "(plan=None)",
     "cluster": "(instance=None, *, nodes=1, lnc=None, hardware=None, sdk=None)",
     "compare": "(one, other=None, *, names=('first', 'second'))",
-    "convert_checkpoint": "(source, target, *, plan=None, to=None, dtype=None, model=None, weights_only=False, "
-    "xser=False, qkv='gqa', kv_size_multiplier=None)",
+    "convert_checkpoint": "(source, target, *, adapter=None, plan=None, to=None, dtype=None, model=None, "
+    "weights_only=False, xser=False, qkv='gqa', kv_size_multiplier=None)",
     "edit_plan": "(plan, edits=())",
     "explain": "(plan, *, quick=False, time_limit=60.0)",
     "export": "(plan, to)",
