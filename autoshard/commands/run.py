@@ -94,6 +94,12 @@ def _add_data(training: Group) -> None:
         metavar="FOLDER",
         help="start from these: of autoshard convert, Hugging Face, NxD or a checkpoint (default: random)",
     )
+    training.add_argument(
+        "--adapter",
+        type=path,
+        metavar="FOLDER",
+        help="start from these adapters of PEFT beside --weights (default: new ones, where the plan has some)",
+    )
 
 
 def _add_evaluation(evaluation: Group) -> None:

@@ -18,7 +18,7 @@ from autoshard.files.reached import reached
 from autoshard.files.urls import check_folder, check_local
 from autoshard.runtime.learning_rate import SCHEDULES
 
-PATHS = ("weights", "data", "tokenizer", "output", "eval_data")
+PATHS = ("weights", "adapter", "data", "tokenizer", "output", "eval_data")
 _LARGEST_FP32 = 3.4e38
 DEVICES = ("auto", "cpu", "cuda", "neuron")
 
@@ -47,7 +47,8 @@ class RunOptions:
     eval_data, eval_fraction: data that are not learned, from files of their own or the last part of data. The loss on
     eval_batches global batches of them (or as many as there are) is measured at the end, and every eval_every steps.
     weights: a folder that autoshard convert reads or writes, to start from; None starts from random ones. A checkpoint
-    to go on from comes first.
+    to go on from comes first. adapter: a folder of PEFT with adapters beside these weights, to start from too; None
+    starts from new ones where the plan has some.
     profile: watch three steps and write what every rank did in them beside what was planned.
     checkpoint_every: steps from one saved state to the next, and at the end; None saves none. keep: the newest so many
     stay, and those of every keep_every-th step. checkpoint_dir: a folder or s3://bucket/prefix; None is
@@ -74,6 +75,7 @@ class RunOptions:
     profile: bool = False
     output: Path = Path("runs")
     weights: Path | None = None
+    adapter: Path | None = None
     checkpoint_every: int | None = None
     checkpoint_dir: str | None = None
     keep: int = 3
@@ -114,10 +116,12 @@ class RunOptions:
             raise AutoshardError(f"lr_schedule={self.lr_schedule!r} is not one of: {', '.join(SCHEDULES)}")
         self._check_evaluation()
         self._check_checkpoints()
+        if self.weights is None:
+            self._check_unsaid(("adapter",), "weights, which it stands beside")
         if not self.wandb:
             self._check_unsaid(("wandb_project",), "wandb, which logs there")
         check_folder("output", self.output)
-        for name in ("data", "tokenizer", "eval_data", "weights"):
+        for name in ("data", "tokenizer", "eval_data", "weights", "adapter"):
             path = getattr(self, name)
             if path is None:
                 continue

@@ -352,6 +352,7 @@ def _arguments(
         seed=options.seed,
         data=str(data[0].path.resolve()),
         weights=None if options.weights is None else str(options.weights.resolve()),
+        adapter=None if options.adapter is None else str(options.adapter.resolve()),
         eval_data=str(data[1].path.resolve()) if len(data) > 1 else None,
         eval_fraction=options.eval_fraction,
         eval_every=options.eval_every,
@@ -432,7 +433,7 @@ def _check_start(plan: Plan, options: RunOptions, learned: TokenStream) -> None:
     if options.weights is not None:
         from autoshard.conversion.convert import open_source, source_for
 
-        source_for(open_source(options.weights, plan.model, share=NO_CHECKSUMS), plan)
+        source_for(open_source(options.weights, plan.model, NO_CHECKSUMS, adapter=options.adapter), plan)
 
 
 def _made_of(plan: Plan, options: RunOptions, data: tuple[TokenFile, ...], learned: TokenStream) -> str:

@@ -34,7 +34,7 @@ class CheckpointOptions:
 class TrainArguments:
     """Arguments of every rank of a run beside its rank; options that are not explained here are those of RunOptions.
 
-    plan, data, eval_data: paths of plan.json and of prepared tokens. weights: folder or None.
+    plan, data, eval_data: paths of plan.json and of prepared tokens. weights, adapter: folders or None.
     tensors: folder for what the ranks hold at the end, to be compared with one process; None: nothing is left.
     rehearsal: the ranks share this machine. backend: a name, never "auto".
     gather: each rank was started by itself: all compare what they were given, and rank 0 returns what all ranks return.
@@ -52,6 +52,7 @@ class TrainArguments:
     backend: str
     tensors: str | None = None
     weights: str | None = None
+    adapter: str | None = None
     eval_data: str | None = None
     eval_fraction: float | None = None
     eval_every: int | None = None

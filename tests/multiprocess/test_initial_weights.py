@@ -114,3 +114,6 @@ def test_a_merged_model_computes_what_its_ranks_did(forms: Path, tmp_path: Path)
         assert (loss == pytest.approx(losses[2], rel=1e-5)) is not differs
     down = bytes_of(tmp_path / "peft")["base_model.model.model.layers.3.mlp.down_proj.lora_A.weight"]
     assert down[1] == (4, MODEL.intermediate_size)
+    again = session(plan(adapted))
+    load_weights(again, forms / "hf", tmp_path / "peft")
+    assert again.step(inputs, labels, learning_rate=0.0).loss == pytest.approx(losses[2], rel=1e-5)

@@ -37,6 +37,7 @@ def test_paths_of_its_own_make_no_rank_unlike(arguments: TrainArguments, tmp_pat
         ({"eval_every": 2}, "eval_every: rank 0 has None, rank 2 has 2"),
         ({"profile": True}, "profile: rank 0 has False, rank 2 has True"),
         ({"weights": "llama"}, "weights: rank 0 has none, rank 2 has some"),
+        ({"adapter": "adapter"}, "adapter: rank 0 has none, rank 2 has some"),
     ],
 )
 def test_an_option_of_one_rank(arguments: TrainArguments, values: dict[str, Any], told: str) -> None:

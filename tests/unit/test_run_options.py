@@ -13,6 +13,7 @@ from autoshard.plans.plan_json import write_plan
 from autoshard.runtime.options import RunOptions, options_from
 from autoshard.runtime.run import _has_place_for, run_plan
 from autoshard.spec.cluster import load_cluster
+from autoshard.spec.lora import Lora
 from tests.multiprocess.models import MODELS
 from tests.multiprocess.plans import FP32, plan_of, strategy
 from tests.unit.weight_folders import huggingface_folder
@@ -73,6 +74,8 @@ from tests.unit.weight_folders import huggingface_folder
             ({name: Path("s3://b/x")}, f"{name}=s3:/b/x is a URL: name a file or folder of this machine")
             for name in ("data", "tokenizer", "eval_data", "weights")
         ),
+        ({"adapter": Path("/")}, "adapter=/ without weights, which it stands beside: give both or neither"),
+        ({"adapter": Path("/none"), "weights": Path("/")}, "adapter=/none does not exist"),
         ({"resume": "/no such folder"}, "resume=/no such folder is not auto, never or a folder with a checkpoint"),
     ],
 )
@@ -196,6 +199,19 @@ def test_weights_of_another_model_are_seen_before_anything_is_written(
     plan = plan_of(replace(MODELS["llama"], vocab_size=256), strategy(), 1, FP32)
     with pytest.raises(AutoshardError, match=r"vocab_size"):
         run_plan(plan, RunOptions(processes=1, weights=tmp_path / "other"), start=no_start)
+    assert not list(tmp_path.glob("runs/*/plan.json"))
+
+
+def test_a_folder_without_adapters_is_seen_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = replace(MODELS["llama"], vocab_size=256)
+    weights = huggingface_folder(tmp_path / "hf", model)
+    plan = plan_of(replace(model, lora=Lora(4, 8.0, ("q_proj",))), strategy(), 1, FP32)
+    options = RunOptions(processes=1, weights=weights, adapter=weights)
+    with pytest.raises(AutoshardError, match=rf"^adapter={weights} is not a folder of PEFT: it has no adapter_config"):
+        run_plan(plan, options, start=no_start)
     assert not list(tmp_path.glob("runs/*/plan.json"))
 
 

@@ -59,6 +59,7 @@ def started_with(arguments: TrainArguments, data: Data) -> dict[str, str]:
         **{name: str(getattr(arguments, name)) for name in _OPTIONS},
         **{name: str(getattr(arguments.checkpoints, field, None)) for name, field in _CHECKPOINT_OPTIONS.items()},
         "weights": "none" if arguments.weights is None else "some",
+        "adapter": "none" if arguments.adapter is None else "some",
         "data": _content(data.learned),
         "data held out": "none" if data.held_out is None else _content(data.held_out),
     }

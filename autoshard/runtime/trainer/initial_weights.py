@@ -17,17 +17,18 @@ from autoshard.runtime.trainer.exchange import exchange
 from autoshard.runtime.trainer.shard_files import DTYPE_NAMES
 
 
-def load_weights(session: Session, folder: Path) -> Path:
+def load_weights(session: Session, folder: Path, adapter: Path | None = None) -> Path:
     """Loads this rank's shards of the masters from the files, then sets parameters from the masters, and returns the
     folder that was read (collective).
 
-    Of a folder of checkpoints, all take the one that is the newest to rank 0.
+    adapter: a folder of PEFT with adapters beside the weights. Of a folder of checkpoints, all take the one that is the
+    newest to rank 0.
     Raises AutoshardError for files that are not whole weights of the plan's model, and where ranks see other ones.
     """
     plan, rank = session.plan, session.rank
     newest = checkpoint_folder(folder) if rank == 0 else None
     chosen = folder / exchange(session, "" if newest in (None, folder) else newest.name)[0]
-    source = source_for(open_source(chosen, plan.model, share=(rank, plan.mesh.world_size)), plan)
+    source = source_for(open_source(chosen, plan.model, (rank, plan.mesh.world_size), adapter=adapter), plan)
     _check_alike(session, source)
     with WeightReader(source) as reader:
         for shard, bucket in zip(session.shards(), session.optimizer.buckets, strict=True):

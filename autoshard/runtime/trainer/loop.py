@@ -81,9 +81,11 @@ def train_steps(
         from autoshard.runtime.trainer.initial_weights import load_weights  # brings all that converts weights
 
         reporter.last_action = "reading weights"
-        chosen = load_weights(session, Path(arguments.weights))
+        adapter = None if arguments.adapter is None else Path(arguments.adapter)
+        chosen = load_weights(session, Path(arguments.weights), adapter)
         if reporter.rank == 0:
-            reporter.report("note", text=f"began with the weights in {chosen}")
+            beside = "" if adapter is None else f" and the adapters in {adapter}"
+            reporter.report("note", text=f"began with the weights in {chosen}{beside}")
     profiler = None
     if arguments.profile:
         profiler = runtime_of(arguments.backend).profiler(session, _common_zero_s(reporter))

@@ -30,7 +30,8 @@ def _changes(manifest: Manifest, arguments: TrainArguments) -> Iterator[str]:
             "--warmup-steps and --steps of the run before go on as it would have"
         )
     if arguments.weights is not None:
-        yield f"weights={arguments.weights} are not read: the checkpoint comes first"
+        beside = "" if arguments.adapter is None else f" and adapter={arguments.adapter}"
+        yield f"weights={arguments.weights}{beside} are not read: the checkpoint comes first"
 
 
 class Progress:
