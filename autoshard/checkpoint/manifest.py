@@ -13,7 +13,7 @@ from autoshard.checkpoint.layout import parameter_shapes
 from autoshard.checkpoint.store import MANIFEST, Folder, folder_name, is_step
 from autoshard.checkpoint.tensor_file import ELEMENT_BYTES
 from autoshard.errors import AutoshardError
-from autoshard.files.codec import Checked, from_json, to_json
+from autoshard.files.codec import Absence, Checked, Text, from_json, to_json
 from autoshard.files.fields import LARGEST_SEED, check_choice, check_format, check_integer, check_not_negative, show
 from autoshard.files.first_difference import first_difference
 from autoshard.files.json_file import read_json
@@ -47,6 +47,17 @@ class FileRecord:
     tensors: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class Base:
+    """The weights that a checkpoint's adapters stand beside, which it does not hold.
+
+    folder: its path where it was written. files: what `conversion.sample.sampled` says of the files with the weights.
+    """
+
+    folder: Text
+    files: Text
+
+
 def _check_files(of: str, field: str, value: Any) -> None:
     """Check names, which must stay in the checkpoint's folder, and sizes: what else there is, the type says."""
     for file in value if isinstance(value, list) else ():
@@ -70,6 +81,7 @@ class Manifest:
     numbers come from. versions: of the software that wrote it. world_size: number of its ranks, each of which wrote a
     file.
     quantities: stored for every parameter that is learned, QUANTITIES or WEIGHTS; of others there are only WEIGHTS.
+    base: None where all parameters are stored; else those alone that are learned.
     """
 
     step: Annotated[int, Checked(partial(check_integer, at_least=0))]
@@ -82,6 +94,7 @@ class Manifest:
     world_size: Annotated[int, Checked(check_integer)]
     files: Annotated[tuple[FileRecord, ...], Checked(_check_files)]
     quantities: Annotated[tuple[str, ...], Checked(_check_quantities)] = QUANTITIES
+    base: Annotated[Base | None, Absence.WRITTEN] = None
 
     def to_json(self) -> str:
         content = to_json(self)

@@ -39,7 +39,10 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("source", type=path, metavar="SOURCE", help="folder with weights")
     parser.add_argument("target", type=path, metavar="TARGET", help="folder to make")
     parser.add_argument(
-        "--adapter", type=path, metavar="FOLDER", help="adapters of PEFT that stand beside SOURCE's weights"
+        "--adapter",
+        type=path,
+        metavar="FOLDER",
+        help="adapters, of PEFT or a run's checkpoint, that stand beside SOURCE's weights",
     )
     parser.add_argument("--plan", type=path, metavar="PLAN", help="plan.json: the layout to cut the weights for")
     parser.add_argument(

@@ -98,7 +98,8 @@ def _add_data(training: Group) -> None:
         "--adapter",
         type=path,
         metavar="FOLDER",
-        help="start from these adapters of PEFT beside --weights (default: new ones, where the plan has some)",
+        help="start from these adapters, of PEFT or a checkpoint, beside --weights (default: new ones, where the plan "
+        "has some)",
     )
 
 

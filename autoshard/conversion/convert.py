@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from autoshard.checkpoint.manifest import WEIGHTS, of_the_trace
+from autoshard.checkpoint.manifest import WEIGHTS, Base, of_the_trace
 from autoshard.checkpoint.store import MANIFEST
 from autoshard.checkpoint.tensor_file import checksum
 from autoshard.conversion.dtypes import BY_CONFIG_NAME, CONFIG_NAMES, TABLE, holds
@@ -28,6 +28,7 @@ from autoshard.conversion.output_file import OutputFile
 from autoshard.conversion.peft import ADAPTER_CONFIG, peft_files
 from autoshard.conversion.peft_source import peft_source
 from autoshard.conversion.plan_checkpoint import checkpoint_files, checkpoint_folder, checkpoint_source, manifest_of
+from autoshard.conversion.sample import sampled
 from autoshard.conversion.source import Source, key_of
 from autoshard.conversion.stream import stream
 from autoshard.errors import AutoshardError
@@ -98,29 +99,82 @@ def open_source(
     share: tuple[int, int] = (0, 1),
     training: bool = False,
     adapter: Path | None = None,
+    alone: bool = False,
 ) -> Source:
     """The weights in a folder of any form that can be read.
 
     model: of NxD's files, which may not say theirs, and of a traced module's; a plan's is ignored where the files say
     it, a name is refused.
     training: whether NxD's optimizer state is read, too.
-    adapter: a folder with adapters of PEFT that stand beside the weights.
+    adapter: a folder with adapters that stand beside the weights, of PEFT or a checkpoint. alone: whether of a
+    checkpoint that holds adapters alone the weights beside them are left out.
     share: (i, n) compares every n-th file of a checkpoint with its checksum, from the i-th on; other processes do the
     rest.
-    Raises AutoshardError for a folder that has none of the forms, and for adapters of PEFT that are not asked for, and
-    for a model's name beside files that say theirs.
+    Raises AutoshardError for a folder that has none of the forms, for adapters of PEFT that are not asked for, for
+    weights beside adapters that are gone or changed, and for a model's name beside files that say theirs.
     """
     if isinstance(model, ModelSpec):
         model = replace(model, lora=None)  # where files do not say their model, they have no adapters
     source = _weights_in(folder, model, share, training, adapter)
-    if adapter is None:
+    if adapter is not None:
+        return _with_adapter(source, adapter, share)
+    if source.base is None or alone:
         return source
+    return weights_beside(source.base, source.model, source.form, share=share).with_adapters_of(source)
+
+
+def weights_beside(
+    base: Base, model: ModelSpec, of: str, folder: Path | None = None, share: tuple[int, int] = (0, 1)
+) -> Source:
+    """The weights that a checkpoint's adapters stand beside.
+
+    model: the checkpoint's. of: names it in errors. folder: where the weights are now; None: where they were. share: as
+    of `open_source`.
+    Raises AutoshardError where they are gone, or others.
+    """
+    try:
+        source = open_source(Path(base.folder) if folder is None else folder, model, share).without_adapters
+        _check_model(source, model, of)
+        found = sampled(source.files)
+    except AutoshardError as error:
+        raise _not_beside(of, str(error)) from None
+    if found != base.files:
+        raise _not_beside(of, f"{source.form} has {found}, and they had {base.files}")
+    return source
+
+
+def _not_beside(of: str, why: str) -> AutoshardError:
+    """What is said where the weights beside the adapters of a checkpoint are not found. of: names it."""
+    return AutoshardError(
+        f"{of} holds adapters alone, and the weights that they stand beside are gone or changed: {why}; run --weights "
+        "FOLDER, or convert FOLDER with the checkpoint as adapter, says where they are now"
+    )
+
+
+def _with_adapter(source: Source, adapter: Path, share: tuple[int, int]) -> Source:
+    """Weights with adapters of another folder, of PEFT or a checkpoint. share: as of `open_source`."""
     if source.model.lora is not None:
         raise AutoshardError(f"{source.form} has adapters, and adapter={adapter} brings others: give one of them")
     with reached(f"adapter={adapter}"):
-        if not (adapter / ADAPTER_CONFIG).is_file():
-            raise AutoshardError(f"adapter={adapter} is not a folder of PEFT: it has no {ADAPTER_CONFIG}")
-        return peft_source(source, adapter)
+        if (folder := checkpoint_folder(adapter)) is None:
+            if not (adapter / ADAPTER_CONFIG).is_file():
+                raise AutoshardError(f"adapter={adapter} has neither {ADAPTER_CONFIG} of PEFT nor a checkpoint")
+            return peft_source(source, adapter)
+        other = checkpoint_source(folder, share)
+    if other.model.lora is None:
+        raise AutoshardError(f"adapter={adapter}: {other.form} has no adapters")
+    if other.base is not None and (found := sampled(source.files)) != other.base.files:
+        raise _not_beside(other.form, f"{source.form} has {found}, and they had {other.base.files}")
+    _check_model(source, other.model, other.form)
+    return replace(source.with_adapters_of(other), form=f"{source.form} with the adapters of {other.form}")
+
+
+def _check_model(source: Source, model: ModelSpec, of: str) -> None:
+    """Raises AutoshardError where weights are not of the model that a checkpoint's adapters were trained for. of: names
+    that one."""
+    apart = first_difference(to_json(source.model), to_json(model), (*_NOT_OF_WEIGHTS, "lora", *of_the_trace(model)))
+    if apart is not None:
+        raise AutoshardError(f"{source.form} is of another model than the plan of {of}: {apart}")
 
 
 def _weights_in(
@@ -168,6 +222,7 @@ def convert(source: Source, target: Path, conversion: Conversion, starting: Adva
     Raises AutoshardError, and leaves nothing behind, when anything is wrong.
     """
     check_free(target)
+    assert source.base is None or conversion.form == "peft", f"weights beside {source.form} are to be opened, too"
     if conversion.plan is not None:
         source = source_for(source, conversion.plan)
     if (conversion.form == "hf" or conversion.is_nxd) and source.model.lora is not None:

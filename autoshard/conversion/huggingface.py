@@ -109,7 +109,7 @@ def huggingface_source(folder: Path, traced: ModelSpec | None = None) -> Source:
     carried = tuple(path for name in (CONFIG, *CARRIED) if (path := folder / name).is_file())
     if traced is not None:
         _check_blocks(traced, tensors, used)
-        return Source(f"the module's checkpoint {folder}", traced, dtypes, regions, carried)
+        return Source(f"the module's checkpoint {folder}", traced, dtypes, regions, carried, place=folder)
     weights = weights_of(model.family)
     left_out = (*getattr(weights, "LEFT_OUT", ()), *getattr(weights, "left_out", lambda model: ())(model))
     others = tuple(name for start in left_out for name in _names_in_files(start))
@@ -125,7 +125,7 @@ def huggingface_source(folder: Path, traced: ModelSpec | None = None) -> Source:
             raise AutoshardError(
                 f"{tensors[name][0]} has tensor {name[:200]}, which the model of {folder / CONFIG} does not have"
             )
-    return Source(f"the Hugging Face checkpoint {folder}", model, dtypes, regions, carried)
+    return Source(f"the Hugging Face checkpoint {folder}", model, dtypes, regions, carried, place=folder)
 
 
 def huggingface_files(model: ModelSpec, dtypes: Mapping[str, str], shard_bytes: int = SHARD_BYTES) -> list[OutputFile]:

@@ -159,7 +159,7 @@ def weights_of(folder: Path, layout: NxdLayout, states: States) -> Source:
     beside = folder.parent if folder.name == MODEL else folder
     carried = tuple(path for name in (CONFIG, *CARRIED) if (path := beside / name).is_file())
     places = {name: tuple(held.values()) for name, held in regions.items()}
-    return Source(f"the NxD checkpoint {folder}", layout.model, dtypes, places, carried)
+    return Source(f"the NxD checkpoint {folder}", layout.model, dtypes, places, carried, place=folder)
 
 
 def _tensors(

@@ -38,7 +38,8 @@ def checkpoint_folder(folder: Path) -> Path | None:
 
 
 def checkpoint_source(folder: Path, share: tuple[int, int] = (0, 1)) -> Source:
-    """The weights of a checkpoint. share: (i, n) compares every n-th file with its checksum, from the i-th on.
+    """The weights of a checkpoint, or its adapters alone where it holds no more. share: (i, n) compares every n-th file
+    with its checksum, from the i-th on.
 
     Raises AutoshardError naming what is wrong with a file.
     """
@@ -53,7 +54,8 @@ def checkpoint_source(folder: Path, share: tuple[int, int] = (0, 1)) -> Source:
                 regions.setdefault(name, []).append(region)
     carried = tuple(path for name in (CONFIG, *CARRIED) if (path := folder / name).is_file())
     sha256 = {folder / record.name: record.sha256 for record in manifest.files[share[0] :: share[1]]}
-    return Source(f"the checkpoint {folder}", model, dtypes, regions, carried, sha256)
+    form, place = f"the checkpoint {folder}", folder if manifest.quantities == WEIGHTS else None
+    return Source(form, model, dtypes, regions, carried, sha256, place=place, base=manifest.base)
 
 
 def _check_sizes(folder: Path, records: Sequence[FileRecord]) -> None:

@@ -12,11 +12,12 @@ import numpy as np
 
 from autoshard.checkpoint.boxes import Box
 from autoshard.checkpoint.layout import parameter_shapes
-from autoshard.checkpoint.manifest import WEIGHTS
+from autoshard.checkpoint.manifest import WEIGHTS, Base
 from autoshard.conversion.dtypes import as_dtype, element_type
 from autoshard.conversion.merge import boxes, computed_dtype, merged
 from autoshard.conversion.mxfp4 import Mxfp4Region, read_packed
 from autoshard.conversion.regions import Array, OpenFiles, Region, read_box
+from autoshard.conversion.sample import sampled
 from autoshard.conversion.verified import VerifiedFiles
 from autoshard.errors import AutoshardError
 from autoshard.models.adapter_weights import Adapter, adapters
@@ -34,6 +35,8 @@ class Source:
     dtypes and regions have the moments by `key_of`.
     adapters: by weight, which is read with what they add; their parameters are in dtypes and regions, and not in the
     model.
+    place: the folder in which a later run finds the weights beside adapters again; None: in none that is sure to stay.
+    base: of adapters alone, the weights that they stand beside, which are not in regions.
     """
 
     form: str
@@ -46,9 +49,14 @@ class Source:
     step: int = 0
     learning_rate: float = 0.0
     adapters: Mapping[str, Adapter] = field(default_factory=dict)
+    place: Path | None = None
+    base: Base | None = None
 
     def __post_init__(self) -> None:
+        elsewhere = frozenset[str]() if self.base is None else self._beside_adapters
         for name, shape in self.shapes.items():
+            if name in elsewhere:
+                continue
             whole = Box((0,) * len(shape), shape)
             held = sum(region.box.elements for region in self.regions.get(name, ()))
             if held != whole.elements:
@@ -64,6 +72,44 @@ class Source:
     def merged(self) -> Source:
         """The weights of the model without adapters, each with what its adapter adds. The source has weights alone."""
         return replace(self, model=replace(self.model, lora=None), adapters=adapters(self.model))
+
+    @cached_property
+    def _beside_adapters(self) -> frozenset[str]:
+        """Names of the parameters that are no adapter's."""
+        return frozenset(parameter_shapes(replace(self.model, lora=None)))
+
+    @property
+    def beside_adapters(self) -> Base | None:
+        """The weights that the adapters stand beside, for another run to find; None where they may be gone then."""
+        if self.place is None:
+            return None
+        return Base(str(self.place), sampled(self.without_adapters.files))
+
+    @property
+    def files(self) -> frozenset[Path]:
+        """The files in which the weights lie."""
+        return frozenset(one.path for held in self.regions.values() for one in held)
+
+    @property
+    def without_adapters(self) -> Source:
+        """The weights beside the adapters alone."""
+        dtypes = {name: dtype for name, dtype in self.dtypes.items() if name in self._beside_adapters}
+        regions = {name: held for name, held in self.regions.items() if name in self._beside_adapters}
+        return replace(self, model=replace(self.model, lora=None), dtypes=dtypes, regions=regions)
+
+    def with_adapters_of(self, other: Source) -> Source:
+        """These weights, which have none, and the adapters of another source of the same model."""
+        weights = self if other.model.multi_token_prediction is not None else self.without_prediction
+        names = other.shapes.keys() - weights.shapes.keys()
+        return replace(
+            other,
+            dtypes={**weights.dtypes, **{name: other.dtypes[name] for name in names}},
+            regions={**weights.regions, **{name: other.regions[name] for name in names}},
+            carried=other.carried or weights.carried,
+            sha256={**weights.sha256, **other.sha256},
+            place=weights.place,
+            base=None,
+        )
 
     @property
     def without_prediction(self) -> Source:

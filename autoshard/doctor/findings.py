@@ -202,9 +202,10 @@ def _host(machine: Machine, plan: Plan | None) -> Iterator[Finding]:
 
 
 def checkpoint_bytes(plan: Plan | None) -> int:
-    """Bytes of one checkpoint of `autoshard run`: the training state of the whole model; 0 without a plan."""
+    """Bytes of one checkpoint of `autoshard run`: the training state of the whole model, of adapters alone where there
+    are some and the run begins with weights; 0 without a plan."""
     if plan is None:
         return 0
     learned, precision = learned_count(plan.model), plan.training.precision
-    others = parameter_count(plan.model) - learned
+    others = 0 if plan.model.lora is not None else parameter_count(plan.model) - learned
     return learned * precision.state_bytes + others * DTYPE_BYTES[precision.parameter_dtype]

@@ -77,10 +77,10 @@ def convert_checkpoint(
     bytes, and the step of the optimizer's state, None where weights are alone. Nothing in a file is executed.
 
     source: a folder; which form it has is looked at. target: a folder to make, there when all of it is. adapter: a
-    folder of PEFT with adapters that stand beside the source's weights. plan: the layout to cut the weights for.
-    to: "hf", "plan", "nxd" or "peft"; None: plan where there is one, else hf. dtype: bfloat16, float16 or float32;
-    None: as the weights are. model: a name or a config.json, where NxD's files have none beside them and there is no
-    plan; nothing else takes one. weights_only: leave out the optimizer's state that NxD saved.
+    folder of PEFT, or a checkpoint, with adapters that stand beside the source's weights. plan: the layout to cut the
+    weights for. to: "hf", "plan", "nxd" or "peft"; None: plan where there is one, else hf. dtype: bfloat16, float16 or
+    float32; None: as the weights are. model: a name or a config.json, where NxD's files have none beside them and there
+    is no plan; nothing else takes one. weights_only: leave out the optimizer's state that NxD saved.
     xser, qkv, kv_size_multiplier: of NxD's files: a file a tensor; "gqa", "fused", "separate" or "coalesced"; copies of
     each key-value head.
 
@@ -119,7 +119,8 @@ def convert_checkpoint(
         beside = None if adapter is None else Path(adapter)
         whole = beside is None and plan is not None and plan.model.lora is None
         training = form == "plan" and not weights_only and whole
-        weights = open_source(Path(source), model if plan is None else plan.model, training=training, adapter=beside)
+        known, alone = model if plan is None else plan.model, form == "peft"
+        weights = open_source(Path(source), known, training=training, adapter=beside, alone=alone)
         return convert(weights, Path(target), conversion, display.starting, display.advance)
 
 

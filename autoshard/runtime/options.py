@@ -47,8 +47,8 @@ class RunOptions:
     eval_data, eval_fraction: data that are not learned, from files of their own or the last part of data. The loss on
     eval_batches global batches of them (or as many as there are) is measured at the end, and every eval_every steps.
     weights: a folder that autoshard convert reads or writes, to start from; None starts from random ones. A checkpoint
-    to go on from comes first. adapter: a folder of PEFT with adapters beside these weights, to start from too; None
-    starts from new ones where the plan has some.
+    to go on from comes first; one of adapters alone stands beside them. adapter: a folder of PEFT, or a checkpoint,
+    with adapters beside these weights, to start from too; None starts from new ones where the plan has some.
     profile: watch three steps and write what every rank did in them beside what was planned.
     checkpoint_every: steps from one saved state to the next, and at the end; None saves none. keep: the newest so many
     stay, and those of every keep_every-th step. checkpoint_dir: a folder or s3://bucket/prefix; None is

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autoshard.checkpoint.manifest import QUANTITIES, Manifest, read_manifest
@@ -56,9 +57,13 @@ def batches_ahead(manifest: Manifest, stream: TokenStream, steps: int, folder: F
     return ahead
 
 
-def check_resume(checkpoints: CheckpointOptions, model: ModelSpec, stream: TokenStream, steps: int) -> Folder | None:
+def check_resume(
+    checkpoints: CheckpointOptions, model: ModelSpec, stream: TokenStream, steps: int, weights: Path | None = None
+) -> Folder | None:
     """The checkpoint that a run will go on from, as far as is seen before any rank starts; None: it starts anew. Raises
     AutoshardError for what every rank would say of it.
+
+    weights: where those are that a checkpoint of adapters alone stands beside; None: where they were.
 
     Whether its files are whole, the ranks see, and take an older one: of a manifest that is not, and of a checkpoint
     that lacks files or bytes, nothing is said here.
@@ -78,6 +83,10 @@ def check_resume(checkpoints: CheckpointOptions, model: ModelSpec, stream: Token
         try:
             manifest.check_model(model, folder)
             batches_ahead(manifest, stream, steps, folder)
+            if manifest.base is not None:
+                from autoshard.conversion.convert import weights_beside  # brings numpy
+
+                weights_beside(manifest.base, model, f"checkpoint {folder}", weights)
             return folder
         except AutoshardError:
             if not any(size_problem(folder, one.name, one.bytes) for one in manifest.files):

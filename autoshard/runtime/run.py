@@ -422,7 +422,8 @@ def _check_start(plan: Plan, options: RunOptions, learned: TokenStream) -> None:
     from autoshard.runtime.resume import check_resume
 
     checkpoints = _checkpoints(plan, options)
-    begin = None if checkpoints is None else check_resume(checkpoints, plan.model, learned, options.steps)
+    start = (plan.model, learned, options.steps, options.weights)
+    begin = None if checkpoints is None else check_resume(checkpoints, *start)
     if begin is not None:
         return
     if options.checkpoint_dir is not None and options.checkpoint_every is None and options.resumes == "auto":

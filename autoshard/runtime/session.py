@@ -73,8 +73,9 @@ class Optimizer(Protocol):
     def masters(self) -> dict[str, torch.Tensor]:
         """By name this rank's pieces of the master weights."""
 
-    def state(self) -> Sequence[tuple[torch.Tensor, ...]]:
-        """For each shard of `Session.shards`, in order: master weights and moments."""
+    def state(self, learned_only: bool = False) -> Sequence[tuple[torch.Tensor, ...]]:
+        """For each shard of `Session.shards`, in order: master weights and moments. learned_only: nothing for those
+        that are not learned."""
 
     def sharing_groups(self) -> Sequence[SharingGroup | None]:
         """For each shard the ranks that hold the same one; None where nobody else does."""

@@ -100,8 +100,8 @@ def test_a_merged_model_computes_what_its_ranks_did(forms: Path, tmp_path: Path)
     saving = ["--learning-rate", "0.05", "--warmup-steps", "0", "--checkpoint-every", "2", "--checkpoint-dir", "saved"]
     done = autoshard(tmp_path, *given, *saving)
     assert done.returncode == 0, done.stderr
-    for target in ("hf", "peft"):
-        done = autoshard(tmp_path, "convert", "saved/step-00000002", target, "--to", target)
+    for target, dtype in (("hf", ("--dtype", "float32")), ("peft", ())):
+        done = autoshard(tmp_path, "convert", "saved/step-00000002", target, "--to", target, *dtype)
         assert done.returncode == 0, done.stderr
     (metrics,) = tmp_path.glob("runs/tiny*/metrics.jsonl")
     losses = [json.loads(line)["loss"] for line in metrics.read_text().splitlines()]

@@ -27,6 +27,7 @@ from autoshard.planner.request import PlanRequest
 from autoshard.plans.plan import Plan
 from autoshard.plans.plan_json import write_plan
 from autoshard.spec.cluster import load_cluster
+from autoshard.spec.lora import Lora
 from autoshard.spec.training import load_precision
 from autoshard.units import GB
 from tests.unit.plan_examples import plan_70b, plan_one_device
@@ -171,6 +172,8 @@ def test_bytes_of_a_checkpoint() -> None:
     for name, each in (("bf16_sr", 2 + 2 * 2), ("fp32", 4 + 2 * 4)):
         other = replace(plan, training=replace(plan.training, precision=load_precision(name)))
         assert checkpoint_bytes(other) == 70_553_706_496 * each
+    adapted = replace(plan, model=replace(plan.model, lora=Lora(16, 16.0, ("q_proj",))))  # alone
+    assert checkpoint_bytes(adapted) == 80 * 16 * (8192 + 8192) * (4 + 2 * 4)
 
 
 def test_versions() -> None:

@@ -380,7 +380,7 @@ def test_parts_of_a_tensor_have_no_adapter(name: str, module: str, why: str, tmp
         ),
         (
             lambda peft: (peft / "adapter_config.json").unlink(),
-            "adapter={peft} is not a folder of PEFT: it has no adapter_config.json",
+            "adapter={peft} has neither adapter_config.json of PEFT nor a checkpoint",
         ),
     ],
 )

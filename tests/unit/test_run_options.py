@@ -210,7 +210,7 @@ def test_a_folder_without_adapters_is_seen_before_anything_is_written(
     weights = huggingface_folder(tmp_path / "hf", model)
     plan = plan_of(replace(model, lora=Lora(4, 8.0, ("q_proj",))), strategy(), 1, FP32)
     options = RunOptions(processes=1, weights=weights, adapter=weights)
-    with pytest.raises(AutoshardError, match=rf"^adapter={weights} is not a folder of PEFT: it has no adapter_config"):
+    with pytest.raises(AutoshardError, match=rf"^adapter={weights} has neither adapter_config.json of PEFT"):
         run_plan(plan, options, start=no_start)
     assert not list(tmp_path.glob("runs/*/plan.json"))
 

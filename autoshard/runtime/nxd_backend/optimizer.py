@@ -109,13 +109,15 @@ class NxdOptimizer:
         frozen = {name: value for one in self._frozen for name, value in _pieces(one, one.parameter.detach())}
         return {**self._by_name(lambda one: masters[id(one.parameter)].detach()), **frozen}
 
-    def state(self) -> State:
+    def state(self, learned_only: bool = False) -> State:
         """This rank's flat shards of (master, first moment, second moment) for each learned parameter, then of the
-        others (weights,), whole and in the dtype of masters. Only after the first step."""
+        others (weights,), whole and in the dtype of masters, or () with learned_only. Only after the first step."""
         learned: State = [
             (master.detach().flatten(), moments["exp_avg"].flatten(), moments["exp_avg_sq"].flatten())
             for _, master, moments in self._shards()
         ]
+        if learned_only:
+            return [*learned, *(() for _ in self._frozen)]
         dtype = self._settings.master_dtype
         return [*learned, *((one.parameter.detach().flatten().to(dtype),) for one in self._frozen)]
 

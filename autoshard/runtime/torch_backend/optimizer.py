@@ -147,13 +147,15 @@ class ShardedAdamW:
         """Master weights, local pieces by parameter name (collective)."""
         return {name: value for b in self.buckets for name, value in b.by_name(b.master.detach()).items()}
 
-    def state(self) -> list[tuple[torch.Tensor, ...]]:
+    def state(self, learned_only: bool = False) -> list[tuple[torch.Tensor, ...]]:
         """This rank's shards of (masters, first moments, second moments) for each bucket, of what is not learned
-        (masters,): the tensors themselves, not copies, but for matrices that are not learned, which checkpoints hold in
-        the dtype of masters."""
+        (masters,), or () with learned_only: the tensors themselves, not copies, but for matrices that are not learned,
+        which checkpoints hold in the dtype of masters."""
         pairs = zip(self.buckets, self._updates, strict=True)
         return [
-            (self._stored(bucket),) if one is None else (one.weights, one.first_moment, one.second_moment)
+            (one.weights, one.first_moment, one.second_moment)
+            if one is not None
+            else (() if learned_only else (self._stored(bucket),))
             for bucket, one in pairs
         ]
 

@@ -1,8 +1,9 @@
 """Saving and resuming a run: this rank's shards to its file and back, and what the ranks have to agree on.
 
 A save copies the shards to the host, at most 3 times the bytes of this rank's master weights, and a thread writes them
-while training goes on. There is one such copy at a time: the next save waits for the last. Between steps the ranks tell
-each other whether they have written; when all have, a thread of rank 0 completes the checkpoint. No gather.
+while training goes on. Of adapters beside weights that are found elsewhere again it copies and writes these alone.
+There is one such copy at a time: the next save waits for the last. Between steps the ranks tell each other whether they
+have written; when all have, a thread of rank 0 completes the checkpoint. No gather.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 import autoshard
-from autoshard.checkpoint.manifest import QUANTITIES, Manifest, read_manifest
+from autoshard.checkpoint.manifest import QUANTITIES, Base, Manifest, read_manifest
 from autoshard.checkpoint.open_place import open_folder, open_store
 from autoshard.checkpoint.store import PLAN, Folder, PlaceError, file_problem
 from autoshard.errors import AutoshardError
@@ -32,6 +34,9 @@ from autoshard.runtime.trainer.exchange import all_true, exchange
 from autoshard.runtime.trainer.shard_files import DTYPE_NAMES, host_copy, read_rank
 from autoshard.runtime.worker_arguments import CheckpointOptions
 from autoshard.units import format_bytes
+
+if TYPE_CHECKING:
+    from autoshard.conversion.source import Source
 
 Say = Callable[[str], None]
 
@@ -52,20 +57,26 @@ class Checkpoints:
         self._committer: Committer | None = None
         self.resumed_from: Folder | None = None
         """What `resume` loaded."""
+        self.base: Base | None = None
+        """The weights that adapters stand beside, where these alone are saved; None: all that ranks hold is."""
         if session.rank == 0 and options.every is not None:
             self._committer = Committer(self._store, options.keep, options.keep_every)
 
-    def resume(self) -> Manifest | None:
+    def resume(self, weights: Path | None = None) -> Manifest | None:
         """Load what options.resume asks for -> its manifest; None: the run starts anew.
 
-        Raises AutoshardError when a named checkpoint will not do, and where checkpoints would be mixed.
+        weights: where those are that a checkpoint of adapters alone stands beside; None: where they were.
+        Raises AutoshardError when a named checkpoint will not do, where checkpoints would be mixed, and where those
+        weights are gone or changed.
         """
         folder = self.resumed_from = self._chosen()
         manifest = None if folder is None else read_manifest(folder)
         if folder is not None and manifest is not None:
             model = self._session.plan.model
             manifest.check_model(model, folder)
-            self._load(folder, manifest)
+            beside = self._weights_beside(folder, manifest, weights)
+            self._load(folder, manifest, beside)
+            self.base = None if beside is None else beside.beside_adapters
             if manifest.dropout != model.dropout:
                 self._say(f"dropout={model.dropout} from here on, the checkpoint was trained with {manifest.dropout}")
             if model.is_moe and self._session.rank == 0:
@@ -94,8 +105,30 @@ class Checkpoints:
             for line in self._committer.said():
                 self._say(line)
 
-    def _load(self, folder: Folder, manifest: Manifest) -> None:
-        """Load the checkpoint into the optimizer and say how much was read.
+    @property
+    def saves(self) -> bool:
+        """Whether anything is saved."""
+        return self._options.every is not None
+
+    def _weights_beside(self, folder: Folder, manifest: Manifest, weights: Path | None) -> Source | None:
+        """The weights that a checkpoint's adapters stand beside; None where it holds them. Collective."""
+        if manifest.base is None:
+            return None
+        from autoshard.conversion.convert import source_for, weights_beside  # brings all that converts weights
+
+        plan, problem, found = self._session.plan, "", None
+        share = (self._session.rank, plan.mesh.world_size)
+        try:
+            beside = weights_beside(manifest.base, plan.model, f"checkpoint {folder}", weights, share)
+            found = source_for(beside, plan)
+        except AutoshardError as error:
+            problem = str(error)
+        if problems := [one for one in exchange(self._session, problem) if one]:
+            raise AutoshardError(problems[0])
+        return found
+
+    def _load(self, folder: Folder, manifest: Manifest, beside: Source | None) -> None:
+        """Load the checkpoint into the optimizer and say how much was read. beside: weights that it does not hold.
 
         A shard that several data-parallel ranks hold alike is read by one of them, which sends it to the others. With
         ZeRO each rank holds another shard. Collective.
@@ -103,7 +136,7 @@ class Checkpoints:
         optimizer, device = self._session.optimizer, self._session.device
         shared = optimizer.sharing_groups()
         mine = [group is None or group.index == 0 for group in shared]
-        loaded = read_rank(folder, manifest, self._shards, mine)
+        loaded = read_rank(folder, manifest, self._shards, mine, beside)
         state = []
         for group, values in zip(shared, loaded.state, strict=True):
             if group is not None:
@@ -126,7 +159,7 @@ class Checkpoints:
 
     def _save(self, steps: int, learning_rate: float, position: dict[str, Any]) -> None:
         session = self._session
-        state = host_copy(session.optimizer.state())
+        state = host_copy(session.optimizer.state(learned_only=self.base is not None))
         dtype = DTYPE_NAMES[DTYPES[session.plan.training.precision.kept_dtype]]
         versions = {
             "autoshard": autoshard.__version__,
@@ -135,7 +168,9 @@ class Checkpoints:
         }
         model = to_json(session.plan.model)
         world = session.plan.mesh.world_size
-        self._pending = Manifest(steps, model, position, dtype, learning_rate, self._seed, versions, world, ())
+        self._pending = Manifest(
+            steps, model, position, dtype, learning_rate, self._seed, versions, world, (), base=self.base
+        )
         plan = plan_to_json(session.plan) if session.rank == 0 else None
         self._writer = Writer(self._store, steps, session.rank, self._shards, state, plan)
 

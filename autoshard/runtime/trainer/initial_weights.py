@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
+from autoshard.checkpoint.manifest import Base
 from autoshard.conversion.convert import open_source, source_for
 from autoshard.conversion.plan_checkpoint import checkpoint_folder
 from autoshard.conversion.sample import sampled
@@ -17,12 +19,20 @@ from autoshard.runtime.trainer.exchange import exchange
 from autoshard.runtime.trainer.shard_files import DTYPE_NAMES
 
 
-def load_weights(session: Session, folder: Path, adapter: Path | None = None) -> Path:
-    """Loads this rank's shards of the masters from the files, then sets parameters from the masters, and returns the
-    folder that was read (collective).
+class Start(NamedTuple):
+    """The weights that a run began with. folder: that was read. base: the weights beside the plan's adapters, where a
+    later run finds them; None where the plan has no adapters, or the weights may be gone then."""
 
-    adapter: a folder of PEFT with adapters beside the weights. Of a folder of checkpoints, all take the one that is the
-    newest to rank 0.
+    folder: Path
+    base: Base | None
+
+
+def load_weights(session: Session, folder: Path, adapter: Path | None = None) -> Start:
+    """Loads this rank's shards of the masters from the files, then sets parameters from the masters, and returns what
+    was read (collective).
+
+    adapter: a folder with adapters beside the weights, of PEFT or a checkpoint. Of a folder of checkpoints, all take
+    the one that is the newest to rank 0.
     Raises AutoshardError for files that are not whole weights of the plan's model, and where ranks see other ones.
     """
     plan, rank = session.plan, session.rank
@@ -41,12 +51,11 @@ def load_weights(session: Session, folder: Path, adapter: Path | None = None) ->
                 piece.view(master).copy_(values.view(piece.box.sizes))
             bucket.publish()
         reader.finish()
-    return chosen
+    return Start(chosen, None if plan.model.lora is None else source.beside_adapters)
 
 
 def _check_alike(session: Session, source: Source) -> None:
     """Raises AutoshardError, on every rank, where ranks read other weights, wherever their files are. Collective."""
-    files = {region.path for held in source.regions.values() for region in held}
-    difference = unlike([{"weights": told} for told in exchange(session, sampled(files))])
+    difference = unlike([{"weights": told} for told in exchange(session, sampled(source.files))])
     if difference:
         raise AutoshardError(f"{difference}: give every rank the same weights")

@@ -82,10 +82,13 @@ def train_steps(
 
         reporter.last_action = "reading weights"
         adapter = None if arguments.adapter is None else Path(arguments.adapter)
-        chosen = load_weights(session, Path(arguments.weights), adapter)
+        begun = load_weights(session, Path(arguments.weights), adapter)
+        saves = progress.save_beside(begun.base)
         if reporter.rank == 0:
             beside = "" if adapter is None else f" and the adapters in {adapter}"
-            reporter.report("note", text=f"began with the weights in {chosen}{beside}")
+            reporter.report("note", text=f"began with the weights in {begun.folder}{beside}")
+            if saves and begun.base is not None:
+                reporter.report("note", text=f"checkpoints hold the adapters alone, beside {begun.base.folder}")
     profiler = None
     if arguments.profile:
         profiler = runtime_of(arguments.backend).profiler(session, _common_zero_s(reporter))

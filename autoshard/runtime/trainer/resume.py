@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import isclose
+from pathlib import Path
 
-from autoshard.checkpoint.manifest import Manifest
+from autoshard.checkpoint.manifest import Base, Manifest
 from autoshard.files.codec import to_json
 from autoshard.runtime.data import TokenStream
 from autoshard.runtime.learning_rate import learning_rate
@@ -29,9 +30,11 @@ def _changes(manifest: Manifest, arguments: TrainArguments) -> Iterator[str]:
             f"{manifest.learning_rate:.4g}, these options have {rate:.4g} there; --learning-rate, --lr-schedule, "
             "--warmup-steps and --steps of the run before go on as it would have"
         )
-    if arguments.weights is not None:
+    if arguments.weights is not None and manifest.base is None:
         beside = "" if arguments.adapter is None else f" and adapter={arguments.adapter}"
         yield f"weights={arguments.weights}{beside} are not read: the checkpoint comes first"
+    elif arguments.adapter is not None:
+        yield f"adapter={arguments.adapter} is not read: the checkpoint comes first"
 
 
 class Progress:
@@ -54,7 +57,8 @@ class Progress:
         self._checkpoints = Checkpoints(
             session, options, arguments.seed, lambda text: reporter.report("note", text=text)
         )
-        manifest, folder = self._checkpoints.resume(), self._checkpoints.resumed_from
+        manifest = self._checkpoints.resume(None if arguments.weights is None else Path(arguments.weights))
+        folder = self._checkpoints.resumed_from
         if manifest is None or folder is None:
             return
         self.first_step = manifest.step
@@ -67,6 +71,13 @@ class Progress:
     def unsaved(self) -> str:
         """On rank 0, what to say where the last checkpoint is not there; '' where it is, or none was asked for."""
         return "" if self._checkpoints is None else self._checkpoints.unsaved
+
+    def save_beside(self, base: Base | None) -> bool:
+        """Saves adapters alone from here on, beside these weights; None: whole states. Returns whether any is saved."""
+        if self._checkpoints is None:
+            return False
+        self._checkpoints.base = base
+        return self._checkpoints.saves
 
     def batch_of(self, step: int) -> int:
         """Its number in the data; a plan with another batch size counts its batches differently."""
