@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from autoshard.errors import AutoshardError
 from autoshard.graph.adapters import DOWN, RANK, UP, WEIGHT
@@ -63,7 +63,7 @@ def adapters(model: ModelSpec) -> dict[str, Adapter]:
 def layers_of(model: ModelSpec, modules: Collection[str]) -> tuple[str, ...]:
     """Names of a model's layers, as target_modules of its adapters has them, whose weights lie in published modules of
     these names; sorted."""
-    parts = checkpoint_parts(replace(model, lora=None))
+    parts = checkpoint_parts(model.without_adapters)
     return tuple(sorted({_last(part.parameter) for part in parts if module_of(part.tensor) in modules}))
 
 
@@ -74,7 +74,7 @@ def peft_layout(model: ModelSpec, otherwise: str) -> PeftLayout:
     Raises AutoshardError for an adapter of a part of a published tensor, where PEFT's are of whole ones, and for one
     whose module transformers may have by another name than checkpoints do.
     """
-    published, known = checkpoint_parts(replace(model, lora=None)), adapters(model)
+    published, known = checkpoint_parts(model.without_adapters), adapters(model)
     held = Counter(part.tensor for part in published)
     parts, modules, turned = list[Part](), set[str](), False
     for part in published:

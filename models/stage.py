@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from math import ceil
 
@@ -208,7 +207,7 @@ def stage_graph(
     if (lora := model.lora) is None:
         return b.build()
     check_adapters(model)
-    return with_adapters(b.build(), lora.r, lora.scale, lora.target_modules)
+    return with_adapters(b.build(), lora.r, lora.scale, lora.target_modules, model.dropout.lora)
 
 
 def linear_layers(model: ModelSpec) -> tuple[str, ...]:
@@ -218,7 +217,7 @@ def linear_layers(model: ModelSpec) -> tuple[str, ...]:
 
 def _layers_of_kinds(model: ModelSpec) -> Iterator[tuple[int, set[str]]]:
     """(the first block of each kind, names of its linear layers that may have adapters)."""
-    bare, sizes = replace(model, lora=None), published_sizes(replace(model, lora=None))
+    bare, sizes = model.without_adapters, published_sizes(model.without_adapters)
     for kind in bare.kinds:
         yield kind, {*adaptable(stage_graph(bare, sizes, (kind,), first=False, last=False)).values()}
 

@@ -114,7 +114,7 @@ def open_source(
     weights beside adapters that are gone or changed, and for a model's name beside files that say theirs.
     """
     if isinstance(model, ModelSpec):
-        model = replace(model, lora=None)  # where files do not say their model, they have no adapters
+        model = model.without_adapters  # where files do not say their model, they have no adapters
     source = _weights_in(folder, model, share, training, adapter)
     if adapter is not None:
         return _with_adapter(source, adapter, share)

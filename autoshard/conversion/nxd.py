@@ -65,7 +65,7 @@ def nxd_files(plan: Plan, dtypes: Mapping[str, str], options: NxdOptions) -> lis
 
     dtypes: by parameter. Raises AutoshardError for a tensor whose parameters differ in dtype.
     """
-    strategy, model = plan.strategy, replace(plan.model, lora=None)
+    strategy, model = plan.strategy, plan.model.without_adapters
     multiplier = options.kv_size_multiplier or max(1, strategy.tp // model.num_key_value_heads)
     order = INTERLEAVED if plan.cluster.platform.kv_heads_innermost else ADJACENT
     layout = NxdLayout(model, strategy.tp, strategy.ep, multiplier, order, options.qkv)

@@ -28,7 +28,7 @@ def peft_files(model: ModelSpec, dtypes: Mapping[str, str]) -> list[OutputFile]:
         "base_model_name_or_path": known[0] if len(known) == 1 else None,  # of several, which one is not known
         "r": lora.r,
         "lora_alpha": int(lora.lora_alpha) if lora.lora_alpha == int(lora.lora_alpha) else lora.lora_alpha,
-        "lora_dropout": 0.0,
+        "lora_dropout": model.dropout.lora,
         "target_modules": layout.target_modules,
         "bias": "none",
         "fan_in_fan_out": layout.fan_in_fan_out,

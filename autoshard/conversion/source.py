@@ -71,12 +71,12 @@ class Source:
     @property
     def merged(self) -> Source:
         """The weights of the model without adapters, each with what its adapter adds. The source has weights alone."""
-        return replace(self, model=replace(self.model, lora=None), adapters=adapters(self.model))
+        return replace(self, model=self.model.without_adapters, adapters=adapters(self.model))
 
     @cached_property
     def _beside_adapters(self) -> frozenset[str]:
         """Names of the parameters that are no adapter's."""
-        return frozenset(parameter_shapes(replace(self.model, lora=None)))
+        return frozenset(parameter_shapes(self.model.without_adapters))
 
     @property
     def beside_adapters(self) -> Base | None:
@@ -95,7 +95,7 @@ class Source:
         """The weights beside the adapters alone."""
         dtypes = {name: dtype for name, dtype in self.dtypes.items() if name in self._beside_adapters}
         regions = {name: held for name, held in self.regions.items() if name in self._beside_adapters}
-        return replace(self, model=replace(self.model, lora=None), dtypes=dtypes, regions=regions)
+        return replace(self, model=self.model.without_adapters, dtypes=dtypes, regions=regions)
 
     def with_adapters_of(self, other: Source) -> Source:
         """These weights, which have none, and the adapters of another source of the same model."""

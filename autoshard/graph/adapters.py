@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from autoshard.graph.ir import Graph, Operator, Tensor
+from autoshard.graph.ir import INDEX_BYTES, Graph, Operator, Tensor
 from autoshard.graph.linear_layers import is_linear, routers
+from autoshard.graph.operator_kind import SEQUENCE_KEYS
 
 RANK = "lora_rank"
 """The dim between both matrices of an adapter."""
 BASE = "base_layer"
-DOWN, SCALED, UP = "lora_A", "lora_scaled", "lora_B"
+DROPPED, DOWN, SCALED, UP = "lora_dropout", "lora_A", "lora_scaled", "lora_B"
 WEIGHT = ".weight"
 
 
@@ -36,19 +37,21 @@ def _module(op: Operator) -> str:
     return op.inputs[1].removesuffix(WEIGHT).rpartition(".")[2]
 
 
-def with_adapters(graph: Graph, rank: int, scale: float, modules: Collection[str]) -> Graph:
+def with_adapters(graph: Graph, rank: int, scale: float, modules: Collection[str], rate: float = 0.0) -> Graph:
     """The graph in which linear layers of blocks have adapters, and nothing else is learned.
 
     rank: of an adapter. scale: by which its output is multiplied. modules: names of the layers that have one, as
-    `linear_layers` gives them. All blocks are alike: even what no adapter lies before has a gradient, as PEFT has it
-    where blocks run again in backward.
+    `linear_layers` gives them. rate: probability with which an element of what an adapter reads is dropped. All blocks
+    are alike: even what no adapter lies before has a gradient, as PEFT has it where blocks run again in backward.
     """
     targets = {name for name, module in linear_layers(graph).items() if module in modules}
     tensors = {one.name: _frozen(graph, one) for one in graph.tensors.values() if one.role != "activation"}
+    if rate and targets:
+        tensors.setdefault(SEQUENCE_KEYS, Tensor(SEQUENCE_KEYS, ("batch",), "input", INDEX_BYTES, differentiable=False))
     operators: list[Operator] = []
     for op in graph.operators:
         output = graph.tensors[op.output]
-        added = _adapted(graph, op, scale) if op.name in targets else [(op, output)]
+        added = _adapted(graph, op, scale, rate) if op.name in targets else [(op, output)]
         for parameter in _matrices(graph, op) if op.name in targets else ():
             tensors[parameter.name] = parameter
         for one, made in added:
@@ -83,20 +86,23 @@ def _dims(graph: Graph, op: Operator) -> tuple[tuple[str, ...], tuple[str, ...],
     return rows, contracted, tuple(dim for dim in weight if dim not in contracted)
 
 
-def _adapted(graph: Graph, op: Operator, scale: float) -> list[tuple[Operator, Tensor]]:
+def _adapted(graph: Graph, op: Operator, scale: float, rate: float) -> list[tuple[Operator, Tensor]]:
     """The operators in place of a linear layer, each with what it gives; the last one gives what the layer gave."""
     x, output = graph.tensors[op.inputs[0]], graph.tensors[op.output]
     rows, _, given = _dims(graph, op)
     down, up = _matrices(graph, op)
-    base, inner, scaled, outer = (f"{op.name}.{name}" for name in (BASE, DOWN, SCALED, UP))
+    base, dropped, inner, scaled, outer = (f"{op.name}.{name}" for name in (BASE, DROPPED, DOWN, SCALED, UP))
     whole = replace(op, name=base, output=base)
-    first = Operator("einsum", inner, (x.name, down.name), inner, (*x.dims, RANK), op.module)
+    drops = Operator("dropout", dropped, (x.name, SEQUENCE_KEYS), dropped, x.dims, op.module, {"rate": rate})
+    read = dropped if rate else x.name
+    first = Operator("einsum", inner, (read, down.name), inner, (*x.dims, RANK), op.module)
     narrow = (*rows, RANK)
     factor = {"function": "scale", "factor": scale}  # of the narrow one, whose gradient is small, too
     times = Operator("elementwise", scaled, (inner,), scaled, narrow, op.module, factor)
     second = Operator("einsum", outer, (scaled, up.name), outer, (*narrow, *given), op.module)
     total = Operator("elementwise", op.name, (outer, base), op.output, output.dims, op.module, {"function": "add"})
     return [  # the layer last: where a block runs again up to what its last adapter keeps, it is left out
+        *([(drops, replace(output, name=dropped, dims=x.dims))] if rate else []),
         (first, replace(output, name=inner, dims=narrow)),
         (times, replace(output, name=scaled, dims=narrow)),
         (second, replace(output, name=outer)),

@@ -39,7 +39,7 @@ ALONE = "{key}: no adapters are priced beside {names}"
 EXPERTS = "{said}: experts and routers may have adapters too; none are priced beside them"
 APART = "{key}: {name} is one layer there; priced with adapters beside each of {names}"
 SAVED = "{said}: trained whole there; priced as not trained"
-DROPOUT = "{said}: dropout before adapters is not in the price"
+DROPOUT = "{said}: dropout before adapters is not in the price; --dropout lora=P puts it there, with backend torch"
 DORA = "{said}: priced as LoRA; DoRA learns lengths of columns too, and computes them in each step"
 LEARN_APART = (
     "{said} with sequence parallelism: NxD 0.18.0 does not sum gradients of its adapters over tensor-parallel ranks, "

@@ -222,8 +222,9 @@ WHAT = (
         "dropout",
         _dropout,
         "P",
-        "what training drops, with backend torch: a probability, some of embedding=P,residual=P,attention=P, or config "
-        "for those of the model's config.json (default: nothing)",
+        "what training drops, with backend torch: a probability, some of "
+        "embedding=P,residual=P,attention=P,lora=P (of what adapters read), or config for those of the model's "
+        "config.json (default: nothing)",
     ),
     Option(
         "lora",

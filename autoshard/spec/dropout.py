@@ -7,7 +7,7 @@ from typing import Annotated
 
 from autoshard.errors import AutoshardError
 from autoshard.files.annotated import check_annotated
-from autoshard.files.codec import Limit
+from autoshard.files.codec import Absence, Limit
 from autoshard.files.fields import show
 
 Probability = Annotated[float, Limit(at_least=0, below=1)]
@@ -20,18 +20,20 @@ class Dropout:
     embedding: Of what the embedding gives to the first block.
     residual: Of what attention and MLP give to the residual stream.
     attention: Of the probabilities that attention weighs values with.
+    lora: Of what each low-rank adapter reads, PEFT's lora_dropout; left out where it is 0.
     """
 
     embedding: Probability = 0.0
     residual: Probability = 0.0
     attention: Probability = 0.0
+    lora: Annotated[float, Limit(at_least=0, below=1), Absence.WRITTEN] = 0.0
 
     def __post_init__(self) -> None:
         check_annotated("dropout", self)
 
     def __bool__(self) -> bool:
         """Whether anything is dropped."""
-        return any((self.embedding, self.residual, self.attention))
+        return any((self.embedding, self.residual, self.attention, self.lora))
 
     def __str__(self) -> str:
         """'embedding=0.1,attention=0.1', as `parse_dropout` reads it."""
@@ -44,13 +46,14 @@ PUBLISHED = "config"
 
 
 def parse_dropout(text: str) -> Dropout:
-    """'0.1' for all three, or some of them: 'residual=0.1,attention=0.05'. Raises AutoshardError for anything else."""
+    """'0.1' for all three of a model, or some of all: 'residual=0.1,lora=0.05'. Raises AutoshardError for anything
+    else."""
     names = tuple(field.name for field in fields(Dropout))
     some = ", ".join(f"{name}=0.1" for name in names)
     form = f"{PUBLISHED}, a probability such as 0.1, or some of {some} joined by commas"
     try:
         if "=" not in text:
-            return Dropout(*(float(text),) * len(names))
+            return Dropout(*(float(text),) * 3)
         pairs = [part.split("=") for part in text.split(",")]
         rates = {name.strip(): float(rate) for name, rate in pairs}
     except ValueError:

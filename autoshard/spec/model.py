@@ -304,6 +304,13 @@ class ModelSpec:
         return replace(longer, indexer_types=(*self.indexer_types, OWN_INDEXER))
 
     @property
+    def without_adapters(self) -> ModelSpec:
+        """The model whose weights are trained, without what adapters would drop."""
+        if self.lora is None:
+            return self
+        return replace(self, lora=None, dropout=replace(self.dropout, lora=0.0))
+
+    @property
     def shares_embedding(self) -> bool:
         """Whether the last stage needs the table of the embedding, for the head or for a prediction module."""
         return self.tie_word_embeddings or self.multi_token_prediction is not None

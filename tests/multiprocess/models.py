@@ -1028,4 +1028,5 @@ MODELS["dbrx of 3 kv heads"] = replace(
     MODELS["dbrx"], hidden_size=48, num_attention_heads=6, num_key_value_heads=3, intermediate_size=91
 )
 MODELS["llama, adapters"] = replace(LLAMA, lora=Lora(4, 8.0, ("down_proj", "o_proj", "q_proj", "v_proj")))
+MODELS["llama, adapters, dropping"] = replace(MODELS["llama, adapters"], dropout=Dropout(lora=0.25))
 MODELS["qwen2 moe, adapters"] = replace(MODELS["qwen2 moe"], lora=Lora(4, 2.0, ("k_proj", "o_proj", "up_proj")))

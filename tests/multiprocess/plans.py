@@ -1308,6 +1308,7 @@ CASES[2] |= {
     "adapters, dp, ZeRO-3": ("llama, adapters", strategy(dp=2, zero=3, recompute="full"), 2),
     "adapters, pp, zero bubble": ("llama, adapters", strategy(pp=2, schedule="zero_bubble", layers=(1, 3)), 3),
     "adapters, experts": ("qwen2 moe, adapters", strategy(dp=2, ep=2, zero=2), 2),
+    "adapters, dropping": ("llama, adapters, dropping", strategy(tp=2, recompute="mlp"), 2),
 }
 CASES[4] |= {
     "adapters, tp x pp, ends alone": (
@@ -1315,6 +1316,7 @@ CASES[4] |= {
         strategy(tp=2, pp=2, layers=(0, 4), recompute=("none", "full")),
         2,
     ),
+    "adapters, dropping, tp x cp": ("llama, adapters, dropping", strategy(tp=2, cp=2, recompute="full"), 2),
     "adapters, experts, tp x cp": ("qwen2 moe, adapters", strategy(tp=2, cp=2, ep=2, attention="ring"), 2),
 }
 

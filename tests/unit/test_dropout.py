@@ -32,6 +32,7 @@ REPOSITORY = Path(__file__).parents[2]
     [
         ("0", NO_DROPOUT, "0"),
         ("0.1", Dropout(0.1, 0.1, 0.1), "embedding=0.1,residual=0.1,attention=0.1"),
+        ("lora=0.05", Dropout(lora=0.05), "lora=0.05"),
         ("residual=0.1, attention=0.05", Dropout(0.0, 0.1, 0.05), "residual=0.1,attention=0.05"),
         ("residual=0.12345678", Dropout(residual=0.12345678), "residual=0.12345678"),
         ("residual=0.99999999", Dropout(residual=0.99999999), "residual=0.99999999"),
@@ -49,7 +50,7 @@ def test_probabilities_as_text(text: str, found: Dropout, written: str) -> None:
 def test_text_that_is_no_dropout(text: str) -> None:
     message = (
         f"dropout='{text}' must be config, a probability such as 0.1, or some of embedding=0.1, residual=0.1, "
-        "attention=0.1 joined by commas"
+        "attention=0.1, lora=0.1 joined by commas"
     )
     with pytest.raises(AutoshardError) as error:
         parse_dropout(text)

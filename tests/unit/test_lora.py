@@ -19,6 +19,7 @@ from autoshard.planner.planning import plan_for
 from autoshard.plans.plan import Plan
 from autoshard.plans.plan_json import plan_to_json
 from autoshard.plans.validate import read_plan
+from autoshard.spec.dropout import Dropout
 from autoshard.spec.lora import Lora, parse_lora
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.prediction import MultiTokenPrediction
@@ -209,6 +210,37 @@ def test_a_plan_says_what_is_learned(tmp_path: Path) -> None:
     assert "adapters" not in dict(describe(planned()).facts)
     (tmp_path / "plan.json").write_text(plan_to_json(plan))
     assert read_plan(tmp_path / "plan.json") == plan
+
+
+def test_what_adapters_read_is_dropped_before_their_first_product_alone() -> None:
+    """Each by a mask of its own; the layer itself reads all."""
+    drops = replace(ADAPTED, dropout=Dropout(lora=0.25))
+    sizes = dim_sizes(ADAPTED, 2, 16)
+    before, graph = (stage_graph(model, sizes, (0,), first=False, last=False) for model in (ADAPTED, drops))
+    operators = {op.name: op for op in graph.operators}
+    for layer in ("model.layers.0.self_attn.q_proj", "model.layers.0.mlp.down_proj"):
+        read = operators[f"{layer}.base_layer"].inputs[0]
+        dropped = operators[f"{layer}.lora_dropout"]
+        assert (dropped.kind, dropped.inputs) == ("dropout", (read, "sequence_keys"))
+        assert dropped.attributes == {"rate": 0.25}
+        assert operators[f"{layer}.lora_A"].inputs[0] == dropped.output
+    assert operators.keys() - {op.name for op in before.operators} == {
+        f"model.layers.0.{name}.lora_dropout" for name in ("self_attn.q_proj", "mlp.down_proj")
+    }
+    assert drops.without_adapters == LLAMA
+
+
+def test_nothing_drops_what_no_adapter_reads() -> None:
+    with pytest.raises(AutoshardError) as error:
+        replace(LLAMA, dropout=Dropout(lora=0.05))
+    assert str(error.value) == f"dropout.lora=0.05 of {LLAMA.name} must be 0: it has no adapters (lora)"
+    with pytest.raises(AutoshardError) as error:
+        planned(lora=16, dropout="lora=0.05", backend="nxd")
+    assert "backend=nxd trains llama3.2-1b without dropout lora=0.05; use backend torch" in str(error.value)
+    dry, dropping = (planned(lora=16, dropout=rate, tp=1, pp=1, cp=1, recompute="none") for rate in ("0", "lora=0.05"))
+    needed = (sum(term.value for term in one.estimate.fullest.terms) for one in (dropping, dry))
+    assert next(needed) > 1.05 * next(needed)  # a copy for each adapter
+    assert dropping.estimate.step_time_s > dry.estimate.step_time_s
 
 
 def test_nxd_trains_adapters_and_says_what_its_own_get_wrong() -> None:

@@ -69,6 +69,7 @@ NEMO: dict[str, Any] = {
         "peft": {"peft_scheme": "lora", "lora_tuning": {"adapter_dim": 32, "adapter_dropout": 0.0}},
     },
 }
+UNDROPPED = "dropout before adapters is not in the price; --dropout lora=P puts it there, with backend torch"
 QKV = ("k_proj", "q_proj", "v_proj")
 ALL = ("down_proj", "gate_proj", *QKV[:1], "o_proj", "q_proj", "up_proj", "v_proj")
 CONVERTED = "model.converters has lora"
@@ -103,7 +104,7 @@ def test_axolotl() -> None:
 @pytest.mark.parametrize(
     ("changes", "warning"),
     [
-        ({"lora_dropout": 0.05}, "lora_dropout=0.05: dropout before adapters is not in the price"),
+        ({"lora_dropout": 0.05}, f"lora_dropout=0.05: {UNDROPPED}"),
         (
             {"peft_use_dora": True},
             "peft_use_dora=True: priced as LoRA; DoRA learns lengths of columns too, and computes them in each step",
@@ -191,7 +192,7 @@ def test_llama_factory_1() -> None:
     peft = {"name": "lora", "r": 32, "lora_alpha": 8, "target_modules": "v_proj"}
     found = read({**FACTORY_1, "peft_config": peft}, **GPUS)
     assert adapters(found) == (32, 8.0, ("v_proj",))
-    told = "peft_config.lora_dropout=0.05, its default: dropout before adapters is not in the price"
+    told = f"peft_config.lora_dropout=0.05, its default: {UNDROPPED}"
     assert found.warnings == (told,)
 
 
@@ -201,7 +202,7 @@ def test_hyperpod() -> None:
     found = read({**HYPERPOD, "model": {**HYPERPOD["model"], "peft": {"peft_type": "qlora_4bit"}}})
     assert adapters(found) == (32, 16.0, ALL)
     assert found.warnings == (
-        "model.peft.dropout=0.1, its default: dropout before adapters is not in the price",
+        f"model.peft.dropout=0.1, its default: {UNDROPPED}",
         "model.peft.peft_type='qlora_4bit': priced with weights in half precision",
     )
 
@@ -261,7 +262,7 @@ def test_optimum_neuron() -> None:
     assert adapters(found) == (64, 128.0, ALL)
     assert found.warnings == (
         "finetune_llama.py: no adapters are priced beside 'embed_tokens'",
-        "lora_dropout=0.05 of finetune_llama.py: dropout before adapters is not in the price",
+        f"lora_dropout=0.05 of finetune_llama.py: {UNDROPPED}",
     )
     flags = " --lora_r 8 --lora_alpha 16 --lora_target_modules q_proj v_proj"
     found = read(OPTIMUM.format(program="own.py") + flags, model="llama3-8b", backend="torch")
@@ -289,7 +290,7 @@ def test_nxds_example() -> None:
     assert adapters(read(start, model="llama3-8b", backend="torch")) is None
     found = read(f"{start} --enable_lora", model="llama3-8b", backend="torch")
     assert adapters(found) == (16, 32.0, QKV)
-    dropped = "lora_dropout=0.05 of tp_llama_hf_finetune_ptl.py: dropout before adapters is not in the price"
+    dropped = f"lora_dropout=0.05 of tp_llama_hf_finetune_ptl.py: {UNDROPPED}"
     assert found.warnings == (dropped,)
     found = read(f"{start} --enable_lora --use_sequence_parallel 1", model="llama3-8b", backend="torch")
     assert found.warnings == (dropped, LEARN_APART.format("tp_llama_hf_finetune_ptl.py trains adapters"))

@@ -12,11 +12,15 @@ if TYPE_CHECKING:
 
 def check_graph(model: ModelSpec) -> None:
     """Raises AutoshardError where the dims of a graph are not those that the model's sizes give, where it drops
-    anything, and where a graph or a prediction module has adapters."""
+    anything, where a graph or a prediction module has adapters, and where what adapters read is dropped without any."""
     if model.lora is not None:
         for field in ("graph", "multi_token_prediction"):
             if getattr(model, field) is not None:
                 raise AutoshardError(f"{field} of {model.name} must be absent with lora")
+    elif model.dropout.lora:
+        raise AutoshardError(
+            f"dropout.lora={model.dropout.lora:g} of {model.name} must be 0: it has no adapters (lora)"
+        )
     if model.graph is None:
         return
     if model.dropout:
