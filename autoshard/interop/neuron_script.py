@@ -16,7 +16,7 @@ from autoshard.graph.recompute import FULL_RECOMPUTE, NO_RECOMPUTE
 from autoshard.interop.launch_script import Place, Script, read_script, told_of, warned_of
 from autoshard.interop.nxdt import RECOMPUTED, instance_of, not_run, recomputed_by, run_by
 from autoshard.interop.written_layout import LORA, MISSING, WrittenLayout, WrittenLora, number, whole_number
-from autoshard.interop.written_lora import DROPOUT, GATE_UP, LEARN_APART, QKV
+from autoshard.interop.written_lora import GATE_UP, LEARN_APART, QKV
 from autoshard.interop.written_model import WrittenModel
 from autoshard.layout.mesh import devices_objection
 from autoshard.schedules import usual_schedule
@@ -306,15 +306,14 @@ def _lora(flags: Mapping[str, str], text: str, is_optimum: bool) -> WrittenLora 
         r, alpha, names = (flags[flag] for flag in ADAPTERS)
         named = [f"--{_shown(flag)}" for flag in (*ADAPTERS, LORA_DROPOUT)]
         rate = number(named[3], flags.get(LORA_DROPOUT) or None)
-        dropped = (DROPOUT.format(said=f"{named[3]} {rate:g}"),) if rate else ()
+        drops = f"{named[3]} {rate:g}" if rate else ""
         rank, scale = whole_number(named[0], r), number(named[1], alpha) or 0.0
-        return WrittenLora(f"{named[0]} {r}", rank, scale, tuple(names.split()), key=named[2], warnings=dropped)
+        return WrittenLora(f"{named[0]} {r}", rank, scale, tuple(names.split()), key=named[2], drops=drops)
     program = next((name for name in WITH_ADAPTERS if re.search(rf"(?<![\w.-]){re.escape(name)}(?![\w-])", text)), None)
     if program is None or is_optimum == (program in PROGRAMS) or not (is_optimum or "enable-lora" in flags):
         return None
     said = f"{program} trains adapters"
-    dropped = (DROPOUT.format(said=f"lora_dropout=0.05 of {program}"),)
-    return WrittenLora(said, *WITH_ADAPTERS[program], key=program, warnings=dropped)
+    return WrittenLora(said, *WITH_ADAPTERS[program], key=program, drops=f"lora_dropout=0.05 of {program}")
 
 
 def _warnings(flags: Mapping[str, str], lora: WrittenLora | None, is_apart: bool) -> Iterator[str]:

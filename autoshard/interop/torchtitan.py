@@ -13,7 +13,6 @@ from autoshard.errors import AutoshardError
 from autoshard.files.fields import show
 from autoshard.interop.torchtitan_stages import EACH, SPLITS, STAGE_KEYS, stages_of
 from autoshard.interop.written_layout import AS_ADAMW, LORA, WrittenLayout, WrittenLora, whole_number
-from autoshard.interop.written_lora import DROPOUT
 from autoshard.interop.written_model import WrittenModel, property_of
 from autoshard.models.registry import load_model
 from autoshard.schedules import usual_schedule
@@ -330,9 +329,9 @@ def _lora(data: Mapping[str, Any]) -> WrittenLora | None:
     if not (isinstance(rank, int) and isinstance(alpha, int | float) and isinstance(targets, list | None)):
         return None
     dropout = section.get("dropout")
-    dropped = (DROPOUT.format(said=f"lora.dropout={dropout}"),) if dropout else ()
+    drops = f"lora.dropout={dropout}" if dropout else ""
     names = ("output",) if targets is None else tuple(LAYERS.get(str(name), str(name)) for name in targets)
-    return WrittenLora(said, rank, float(alpha), names, targets is None, f"lora.{TARGETS}", dropped)
+    return WrittenLora(said, rank, float(alpha), names, targets is None, f"lora.{TARGETS}", drops=drops)
 
 
 def _warnings(data: Mapping[str, Any], lora: WrittenLora | None) -> Iterator[str]:

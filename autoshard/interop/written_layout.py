@@ -36,7 +36,7 @@ class WrittenLora:
 
     said: the field that says so, with its value. r, lora_alpha: as `autoshard.spec.lora.Lora` has them. names: ends of
     the names of layers that have one. every: whether all linear layers have one. key: the field that names layers.
-    warnings: what the file says of them that is not in the price.
+    warnings: what the file says of them that is not in the price. drops: what it says of dropout before them.
     """
 
     said: str
@@ -46,6 +46,7 @@ class WrittenLora:
     every: bool = False
     key: str = ""
     warnings: tuple[str, ...] = ()
+    drops: str = ""
 
 
 @dataclass(frozen=True)

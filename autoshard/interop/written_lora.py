@@ -91,7 +91,10 @@ def read_lora(values: Values, said: str, fields: Fields) -> WrittenLora | None:
     names, every, pattern = _targets(fields.usual_names if target is None else target)
     warnings = [PATTERN.format(key=fields.target)] if pattern else []
     warnings += _unpriced(values, fields)
-    return WrittenLora(said, r, alpha, names, every, fields.target, tuple(warnings))
+    dropout, told = values.number(fields.dropout), ""
+    if rate := fields.usual_dropout if dropout is None else dropout:
+        told = f"{fields.dropout}={rate:g}{', its default' if dropout is None else ''}"
+    return WrittenLora(said, r, alpha, names, every, fields.target, tuple(warnings), told)
 
 
 def _targets(said: Any) -> tuple[tuple[str, ...], bool, bool]:
@@ -106,9 +109,6 @@ def _targets(said: Any) -> tuple[tuple[str, ...], bool, bool]:
 
 def _unpriced(values: Values, fields: Fields) -> Iterator[str]:
     """Sentences on what a file says of its adapters that is not in the price."""
-    dropout = values.number(fields.dropout)
-    if rate := fields.usual_dropout if dropout is None else dropout:
-        yield DROPOUT.format(said=f"{fields.dropout}={rate:g}{', its default' if dropout is None else ''}")
     if fields.dora and values.flag(fields.dora):
         yield DORA.format(said=f"{fields.dora}=True")
     for key, sentence in (
@@ -128,8 +128,9 @@ class Adapters(NamedTuple):
     warnings: tuple[str, ...]
 
 
-def adapters_of(written: WrittenLora, model: ModelSpec) -> Adapters:
-    """The adapters that a model has here of those that a file trains: none where it has none of the layers."""
+def adapters_of(written: WrittenLora, model: ModelSpec, rate: float = 0.0) -> Adapters:
+    """The adapters that a model has here of those that a file trains: none where it has none of the layers. rate:
+    probability with which what they read is dropped in the price."""
     if model.graph is not None:  # traced: its layers have their own names
         return Adapters(None, (), (LORA.format(said=written.said),))
     layers = linear_layers(model)
@@ -150,6 +151,8 @@ def adapters_of(written: WrittenLora, model: ModelSpec) -> Adapters:
         return Adapters(None, (), tuple(warnings))
     if model.is_moe and (written.every or found & {*OF_EXPERTS}):
         warnings.append(EXPERTS.format(said=written.said))
+    if written.drops and not rate:
+        warnings.append(DROPOUT.format(said=written.drops))
     return Adapters(lora, tuple(notes), (*warnings, *written.warnings))
 
 

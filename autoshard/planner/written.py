@@ -15,7 +15,7 @@ from autoshard.files.fields import show
 from autoshard.planner.options import OPTIONS, PINS, request_from
 from autoshard.planner.request import PIN_FIELDS, SEARCHED, PlanRequest
 from autoshard.plans.search_result import EXACT, OURS
-from autoshard.spec.dropout import PUBLISHED
+from autoshard.spec.dropout import PUBLISHED, parse_dropout
 
 if TYPE_CHECKING:
     from autoshard.backends.rules import Problem
@@ -136,10 +136,13 @@ def read_written(file: str, given: Mapping[str, Any], recipes: bool = True) -> W
     model, model_notes = (None, ()) if "model" in options else _model_of(file, written, options)
     request = request_from(options)
     check_one_price(request)
+    rate = 0.0
+    if written.lora is not None and request.lora is None:  # the model has what drops before it has adapters
+        request, rate = _apart(request)
     problem, notes = _problem(file, request, written, model)
     if written.complete:
         notes += (*_of_unsaid_machine(options, problem.cluster),)
-    problem, on_adapters, unlike = _with_adapters(file, problem, request, written)
+    problem, on_adapters, unlike = _with_adapters(file, problem, request, written, rate)
     notes += on_adapters
     warnings = (*_on_products(written, problem, request), *unlike, *written.warnings)
     if problem.model.is_moe and written.complete and not written.training_fields:
@@ -400,19 +403,29 @@ def _problem(
     return Problem(model, training, cluster, backend_of(request, cluster)), notes
 
 
+def _apart(request: PlanRequest) -> tuple[PlanRequest, float]:
+    """(the request without what adapters drop, and the probability of that)."""
+    if request.dropout in (None, PUBLISHED):
+        return request, 0.0
+    dropout = parse_dropout(str(request.dropout))
+    return replace(request, dropout=str(replace(dropout, lora=0.0))), dropout.lora
+
+
 def _with_adapters(
-    file: str, problem: Problem, request: PlanRequest, written: WrittenLayout
+    file: str, problem: Problem, request: PlanRequest, written: WrittenLayout, rate: float
 ) -> tuple[Problem, tuple[str, ...], tuple[str, ...]]:
     """(the problem with the adapters that the file trains, notes, warnings); as it is where an option has its own, and
-    where the model has none."""
+    where the model has none. rate: probability with which what they read is dropped."""
     from autoshard.interop.written_lora import adapters_of
     from autoshard.plans.validate import in_file
 
     if written.lora is None or request.lora is not None:
         return problem, (), ()
-    lora, notes, warnings = in_file(file, partial(adapters_of, written.lora, problem.model))
+    lora, notes, warnings = in_file(file, partial(adapters_of, written.lora, problem.model, rate))
+    if lora is not None or rate:
+        dropout = replace(problem.model.dropout, lora=rate)
+        problem = problem._replace(model=replace(problem.model, lora=lora, dropout=dropout))
     if lora is not None:
-        problem = problem._replace(model=replace(problem.model, lora=lora))
         notes = (ADAPTERS.format(said=written.lora.said, lora=lora), *notes)
     return problem, notes, warnings
 

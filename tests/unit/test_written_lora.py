@@ -14,6 +14,7 @@ from autoshard.interop.written_layout import WrittenLora
 from autoshard.interop.written_lora import adapters_of
 from autoshard.models.registry import load_model
 from autoshard.planner.written import Written, read_written
+from autoshard.spec.dropout import Dropout
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 
@@ -194,6 +195,19 @@ def test_llama_factory_1() -> None:
     assert adapters(found) == (32, 8.0, ("v_proj",))
     told = f"peft_config.lora_dropout=0.05, its default: {UNDROPPED}"
     assert found.warnings == (told,)
+
+
+def test_an_option_says_what_adapters_of_a_file_drop() -> None:
+    usual = "peft_config.lora_dropout=0.05, its default"
+    written = {**FACTORY_1, "peft_config": {"name": "lora", "r": 32, "lora_alpha": 8, "target_modules": "v_proj"}}
+    assert read(written, **GPUS).warnings == (f"{usual}: {UNDROPPED}",)
+    found = read(written, **GPUS, dropout="lora=0.05,residual=0.1")
+    assert found.warnings == ()
+    assert found.problem.model.dropout == Dropout(residual=0.1, lora=0.05)
+    assert adapters(found) == (32, 8.0, ("v_proj",))
+    with pytest.raises(AutoshardError) as error:
+        read({**written, "peft_config": {"name": "lora", "r": 8, "target_modules": "w1"}}, **GPUS, dropout="lora=0.1")
+    assert "must be 0: it has no adapters (lora)" in str(error.value)
 
 
 def test_hyperpod() -> None:
