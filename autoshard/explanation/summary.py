@@ -44,6 +44,15 @@ def _cut(text: str) -> str:
     return begin + " ..." + ")" * (begin.count("(") - begin.count(")"))
 
 
+def _claim(optimality: str) -> str:
+    """What a search has proven, in few words: what it has not tried stands in brackets behind that, on the whole
+    page."""
+    claim, untried, _ = optimality.partition(" (")
+    if not untried or len(optimality) <= MOST_FACT:
+        return _cut(optimality)
+    return f"{claim.partition(': no layout is faster')[0]}, but for what the whole page names"
+
+
 def _fast(d: Description) -> str:
     seconds = span(d.step_time_low_s, d.step_time_high_s, format_seconds)
     rate = format_number(d.tokens_per_s)
@@ -72,7 +81,7 @@ def _sure(d: Description) -> str:
     apart = next((f"; {note.partition(':')[0]}" for note in d.notes if note.startswith(NATIVE_DEVICES)), "")
     if d.considered is None:
         return f"this layout was given, not searched{apart}"
-    said = f"chosen from {d.considered:,} layouts: {_cut(d.optimality or '')}"
+    said = f"chosen from {d.considered:,} layouts: {_claim(d.optimality or '')}"
     ties = sum(one.toss_up for one in d.runners_up)
     if ties:
         count = len(d.runners_up)

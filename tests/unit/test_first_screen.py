@@ -95,12 +95,12 @@ def test_what_it_says_by_hand() -> None:
     assert given.endswith("Sure? this layout was given, not searched")
 
 
-def test_a_claim_that_is_cut_closes_its_brackets() -> None:
+def test_a_claim_leaves_to_the_whole_page_what_was_not_tried() -> None:
     plan = plan_70b()
     assert plan.search is not None
     claim = "within 11 % of the optimum within this model, proven (recompute is one of 8 sets; --recompute takes any)"
     page = " ".join(summary(describe(replace(plan, search=replace(plan.search, optimality=claim))), 80, False).split())
-    assert "within 11 % of the optimum within this model, proven (recompute is one of 8 sets ...); " in page
+    assert "within 11 % of the optimum within this model, proven, but for what the whole page names; " in page
 
 
 def test_a_layout_that_nobody_ran_says_so() -> None:
