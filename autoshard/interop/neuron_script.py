@@ -16,7 +16,7 @@ from autoshard.graph.recompute import FULL_RECOMPUTE, NO_RECOMPUTE
 from autoshard.interop.launch_script import Place, Script, read_script, told_of, warned_of
 from autoshard.interop.nxdt import RECOMPUTED, instance_of, not_run, recomputed_by, run_by
 from autoshard.interop.written_layout import LORA, MISSING, WrittenLayout, WrittenLora, number, whole_number
-from autoshard.interop.written_lora import GATE_UP, LEARN_APART, QKV
+from autoshard.interop.written_lora import GATE_UP, LEARN_APART, NXD, QKV
 from autoshard.interop.written_model import WrittenModel
 from autoshard.layout.mesh import devices_objection
 from autoshard.schedules import usual_schedule
@@ -160,7 +160,7 @@ def neuron_layout(text: str, place: Place) -> WrittenLayout:
     if re.fullmatch(REPOSITORY, named):
         options["model"] = named
     lora = _lora(flags, text, is_optimum)
-    is_apart = fields["sequence_parallel"] and not is_optimum
+    apart = ("Optimum Neuron" if is_optimum else NXD) if fields["sequence_parallel"] else ""
     capacity = number(f"--{CAPACITY}", flags.get(CAPACITY) or None)
     copies = OPTIMUM_COPIES if is_optimum else COPIES if _is_on(flags, [KV]) else ""
     left_out = tuple(f"--{flag}" for flag in flags if flag not in READ)
@@ -171,7 +171,7 @@ def neuron_layout(text: str, place: Place) -> WrittenLayout:
         model=_model(flags),
         training_fields={"expert_capacity_factor": capacity} if capacity else {},
         notes=(*notes, *((NO_LENGTH,) if length is None else ()), *told_of(script)),
-        warnings=(*_warnings(flags, lora, is_apart), *warned_of(_sure_of_devices(script), text)),
+        warnings=(*_warnings(flags, lora, apart), *warned_of(_sure_of_devices(script), text)),
         lora=lora,
         devices_per_node=_devices(script),
         kv_copies=_number(flags, copies),
@@ -316,10 +316,10 @@ def _lora(flags: Mapping[str, str], text: str, is_optimum: bool) -> WrittenLora 
     return WrittenLora(said, *WITH_ADAPTERS[program], key=program, drops=f"lora_dropout=0.05 of {program}")
 
 
-def _warnings(flags: Mapping[str, str], lora: WrittenLora | None, is_apart: bool) -> Iterator[str]:
-    """Sentences about flags that change a step and are not in the price. lora: as `_lora` has it. is_apart: whether
-    tensor-parallel ranks learn such adapters apart."""
-    if lora is not None and is_apart:
-        yield LEARN_APART.format(said=lora.said)
+def _warnings(flags: Mapping[str, str], lora: WrittenLora | None, apart: str) -> Iterator[str]:
+    """Sentences about flags that change a step and are not in the price. lora: as `_lora` has it. apart: the library
+    with which tensor-parallel ranks learn such adapters apart; empty where they do not."""
+    if lora is not None and apart:
+        yield LEARN_APART.format(said=lora.said, library=apart)
     if lora is None and any("lora" in flag for flag in flags):
         yield LORA.format(said="--enable_lora")

@@ -11,7 +11,7 @@ from typing import Any
 from autoshard.errors import AutoshardError
 from autoshard.graph.recompute import NO_RECOMPUTE, canonical
 from autoshard.interop.written_layout import AS_ADAMW, DPO, LORA, WrittenLayout, WrittenLora, number
-from autoshard.interop.written_lora import LEARN_APART, Fields, read_lora
+from autoshard.interop.written_lora import LEARN_APART, NXD, Fields, read_lora
 from autoshard.interop.written_model import WrittenModel, guessed_vocabulary
 from autoshard.interop.yaml_values import Values, length_note
 from autoshard.schedules import usual_schedule
@@ -164,7 +164,7 @@ def nxdt_layout(data: Mapping[str, Any]) -> WrittenLayout:
     capacity = _capacity(values)
     model, lora, warnings = _model(values), _lora(values), tuple(_warnings(values))
     if lora is not None and fields["sequence_parallel"]:
-        warnings += (LEARN_APART.format(said=lora.said),)
+        warnings += (LEARN_APART.format(said=lora.said, library=NXD),)
     if lora is not None and not fields["zero"] and options["precision"] != "fp32":
         fields["zero"] = 1
         notes += (OWN_MASTERS,)

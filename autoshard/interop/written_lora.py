@@ -41,10 +41,14 @@ APART = "{key}: {name} is one layer there; priced with adapters beside each of {
 SAVED = "{said}: trained whole there; priced as not trained"
 DROPOUT = "{said}: dropout before adapters is not in the price; --dropout lora=P puts it there, with backend torch"
 DORA = "{said}: priced as LoRA; DoRA learns lengths of columns too, and computes them in each step"
+NXD = "NxD 0.18.0"
 LEARN_APART = (
-    "{said} with sequence parallelism: NxD 0.18.0 does not sum gradients of its adapters over tensor-parallel ranks, "
+    "{said} with sequence parallelism: {library} does not sum gradients of its adapters over tensor-parallel ranks, "
     "which learn apart; autoshard run sums those of its own"
 )
+"""Of NxD 0.18.0, as tests/nxd shows on the library, and of Optimum Neuron, as its sources say: neither marks lora_A of
+a column-parallel layer, or lora_B of a row-parallel one, as norms are [optimum/neuron/peft/tuners/lora/layer.py,
+optimum/neuron/accelerate/optimizer.py, 213224e6]."""
 RESUMED = "{said}: rank and layers are those of the adapters that it loads; priced with those that the file says"
 ELSEWHERE = "{said}: priced with adapters of one rank in all blocks"
 """Sentences on what is not in the price, or is there as something else."""

@@ -222,7 +222,7 @@ def test_hyperpod() -> None:
 
 
 LEARN_APART = (
-    "{} with sequence parallelism: NxD 0.18.0 does not sum gradients of its adapters over tensor-parallel ranks, which "
+    "{} with sequence parallelism: {} does not sum gradients of its adapters over tensor-parallel ranks, which "
     "learn apart; autoshard run sums those of its own"
 )
 
@@ -243,7 +243,7 @@ def test_nxdts_adapters_are_their_own_masters_and_learn_apart() -> None:
     found = read({**NXDT, "distributed_strategy": strategy}, model="llama3-8b")
     assert found.strategy.zero == 1
     check_strategy(*found.problem, found.strategy)
-    assert found.warnings == (LEARN_APART.format("model_alignment_strategy.peft (LoRA of rank 16)"),)
+    assert found.warnings == (LEARN_APART.format("model_alignment_strategy.peft (LoRA of rank 16)", "NxD 0.18.0"),)
     told = (
         "distributed_strategy.zero1=false: adapters of NxD Training are FP32, their own masters; priced with ZeRO-1, "
         "which shards their states"
@@ -277,10 +277,14 @@ def test_optimum_neuron() -> None:
     assert found.warnings == (
         "finetune_llama.py: no adapters are priced beside 'embed_tokens'",
         f"lora_dropout=0.05 of finetune_llama.py: {UNDROPPED}",
+        LEARN_APART.format("finetune_llama.py trains adapters", "Optimum Neuron"),
     )
     flags = " --lora_r 8 --lora_alpha 16 --lora_target_modules q_proj v_proj"
     found = read(OPTIMUM.format(program="own.py") + flags, model="llama3-8b", backend="torch")
-    assert (adapters(found), found.warnings) == ((8, 16.0, ("q_proj", "v_proj")), ())
+    apart = LEARN_APART.format("--lora_r 8", "Optimum Neuron")
+    assert (adapters(found), found.warnings) == ((8, 16.0, ("q_proj", "v_proj")), (apart,))
+    whole = f"{OPTIMUM.format(program='own.py')}{flags} --disable_sequence_parallel"
+    assert read(whole, model="llama3-8b", backend="torch").warnings == ()
 
 
 @pytest.mark.parametrize(
@@ -307,7 +311,7 @@ def test_nxds_example() -> None:
     dropped = f"lora_dropout=0.05 of tp_llama_hf_finetune_ptl.py: {UNDROPPED}"
     assert found.warnings == (dropped,)
     found = read(f"{start} --enable_lora --use_sequence_parallel 1", model="llama3-8b", backend="torch")
-    assert found.warnings == (dropped, LEARN_APART.format("tp_llama_hf_finetune_ptl.py trains adapters"))
+    assert found.warnings == (dropped, LEARN_APART.format("tp_llama_hf_finetune_ptl.py trains adapters", "NxD 0.18.0"))
 
 
 def test_experts_have_none() -> None:
