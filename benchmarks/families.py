@@ -131,6 +131,7 @@ MODELS: dict[str, tuple[str, str, int]] = {
     "muse_spark_text": ("muse-spark-open", "trn2.48xlarge", 64),
     "sarvam_moe": ("sarvam-30b", "trn2.48xlarge", 4),
     "sarvam_mla": ("sarvam-105b", "trn2.48xlarge", 4),
+    "jamba": ("jamba-1.5-mini", "trn2.48xlarge", 8),
 }
 """model_type -> (model, instance, nodes)."""
 BACKEND = "torch"

@@ -37,7 +37,7 @@ STRUCTURE = frozenset(
         *("residual_gate_temperature", "moe_hidden_size", "hidden_size_per_layer_input", "num_kv_shared_layers"),
         *("scale_emb", "scale_depth", "dim_model_base", "kv_source_layers"),
         *("full_attn_alpha_factor", "full_attn_beta_factor", "linear_attn_alpha_factor", "linear_attn_beta_factor"),
-        *("hc_lowrank", "ple_layer_ids", "indexer_budget"),
+        *("hc_lowrank", "ple_layer_ids", "indexer_budget", "attn_layer_period", "expert_layer_period"),
         *("mlp_alpha_factor", "mlp_beta_factor", "layernorm_linear_attention_alpha", "layernorm_mlp_alpha"),
     )
 )

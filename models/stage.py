@@ -104,6 +104,14 @@ def dim_sizes(model: ModelSpec, batch: int, seq: int, tp: int = 1, capacity_fact
             "mamba_state": mamba.mamba_d_state,
             "mamba_tap": mamba.mamba_d_conv,
         }
+    if (selective := model.mamba1) is not None:
+        sizes |= {
+            "mamba_channel": padded_width(model, selective.mamba_d_inner, tp),
+            "mamba_selected": selective.mamba_dt_rank + 2 * selective.mamba_d_state,
+            "mamba_rank": selective.mamba_dt_rank,
+            "mamba_state": selective.mamba_d_state,
+            "mamba_tap": selective.mamba_d_conv,
+        }
     if model.conv is not None:
         sizes |= {"conv_channel": padded_width(model, model.hidden_size, tp), "conv_tap": model.conv.conv_L_cache}
     if model.lora is not None:

@@ -33,7 +33,7 @@ def _on_gpus(model: ModelSpec) -> str:
     kinds = []
     if model.num_local_experts:
         kinds.append(f"{OF_EXPERTS} with experts")
-    if any(one is not None for one in (model.linear_attention, model.lightning_attention, model.mamba)):
+    if any(one is not None for one in (model.linear_attention, model.lightning_attention, model.mamba, model.mamba1)):
         kinds.append(f"{OF_RECURRENCES} with recurrences")
     if model.model_type in LIKE_GEMMA_2:
         kinds.append(f"{OF_GEMMA} for Gemma 4 and 2")

@@ -16,7 +16,13 @@ from autoshard.graph.loss_kinds import CrossEntropy, LinearCrossEntropy
 from autoshard.graph.ngram_kinds import GateStreams, HashNgrams
 from autoshard.graph.operator_kind import Extra, Internal, OperatorKind, Sizes, num_elements
 from autoshard.graph.pointwise import check_expression, count, factor
-from autoshard.graph.recurrent_kinds import CausalConv, GatedDeltaRule, LightningAttention, StateSpaceScan
+from autoshard.graph.recurrent_kinds import (
+    CausalConv,
+    GatedDeltaRule,
+    LightningAttention,
+    SelectiveScan,
+    StateSpaceScan,
+)
 from autoshard.graph.routing_kinds import Combine, Dispatch, SumRest, TopKGate
 from autoshard.graph.stream_kinds import CollapseStreams, ExpandStreams, MeanStreams, RepeatStreams, StreamWeights
 
@@ -269,6 +275,7 @@ KINDS: dict[str, OperatorKind] = {
     "causal_conv": CausalConv(),
     "gated_delta_rule": GatedDeltaRule(),
     "state_space_scan": StateSpaceScan(),
+    "selective_scan": SelectiveScan(),
     "lightning_attention": LightningAttention(),
     "repeat_streams": RepeatStreams(),
     "mean_streams": MeanStreams(),

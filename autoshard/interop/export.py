@@ -27,7 +27,7 @@ UNWRITTEN = (
         "mlp_layer_types",
         "position_types",
     ),
-    *("linear_attention", "lightning_attention", "mamba", "conv", "branch_multipliers", "branch_norms"),
+    *("linear_attention", "lightning_attention", "mamba", "mamba1", "conv", "branch_multipliers", "branch_norms"),
     "weighted_residual",
     *("attention_scores", "clamped_gate", "chunked_attention", "multipliers", "logit_scale", "normalizes_all_heads"),
     *("averages_shared_expert", "normalizes_turned_heads", "normalizes_values", "learns_activation"),

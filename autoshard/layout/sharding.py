@@ -72,7 +72,7 @@ def _along(op: Operator, axis: str, sequence_parallel: bool, experts_apart: bool
 
 _TENSOR_PARALLEL_DIMS = (
     *("shared_ffn", "dense_ffn", "vocab"),
-    *("linear_key_head", "lightning_head", "mamba_group", "mamba_head", "conv_channel", "ngram_part"),
+    *("linear_key_head", "lightning_head", "mamba_group", "mamba_head", "mamba_channel", "conv_channel", "ngram_part"),
 )
 
 

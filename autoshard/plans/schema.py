@@ -42,7 +42,7 @@ from autoshard.spec.gated_residual import GatedResidual
 from autoshard.spec.hyper_connections import HyperConnections
 from autoshard.spec.indexer import Indexer
 from autoshard.spec.latent_attention import LatentAttention
-from autoshard.spec.linear_attention import LightningAttention, LinearAttention, Mamba, ShortConv
+from autoshard.spec.linear_attention import LightningAttention, LinearAttention, Mamba, Mamba1, ShortConv
 from autoshard.spec.lora import Lora
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.multipliers import Multipliers
@@ -84,6 +84,7 @@ TYPES = {
     "linear_attention": LinearAttention,
     "lightning_attention": LightningAttention,
     "mamba": Mamba,
+    "mamba1": Mamba1,
     "training": TrainingSpec,
     "precision": Precision,
     "product_format": ProductFormat,

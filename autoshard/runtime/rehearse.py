@@ -294,6 +294,7 @@ def _model(original: Plan, strategy: Strategy, vocab_size: int, more_heads: int)
         linear_attention=None if model.linear_attention is None else model.linear_attention.shrunk(strategy.tp),
         lightning_attention=None if model.lightning_attention is None else model.lightning_attention.shrunk(),
         mamba=None if model.mamba is None else model.mamba.shrunk(strategy.tp),
+        mamba1=None if model.mamba1 is None else model.mamba1.shrunk(strategy.tp),
         chunked_attention=_chunks(model.chunked_attention, window),
         graph=graph,
     )

@@ -139,6 +139,33 @@ class Mamba:
 
 
 @dataclass(frozen=True)
+class Mamba1:
+    """Sizes of Mamba-1's state space, under the names of Jamba's Hugging Face config.
+
+    mamba_d_inner: Channels, each with a state of its own.
+    mamba_dt_rank: Width of the vector that the time steps of all channels are made of.
+    mamba_d_state: Numbers of state of a channel.
+    mamba_d_conv: Tokens that the convolution before it sees, the own one included.
+    mamba_conv_bias: Whether the convolution has a bias.
+
+    Raises AutoshardError for a size that is no count.
+    """
+
+    mamba_d_inner: Count
+    mamba_dt_rank: Count
+    mamba_d_state: Count
+    mamba_d_conv: Count
+    mamba_conv_bias: bool
+
+    def __post_init__(self) -> None:
+        check_annotated("mamba1", self)
+
+    def shrunk(self, tp: int) -> Mamba1:
+        """The same with few channels, of which each of tp ranks has some."""
+        return replace(self, mamba_d_inner=2 * SMALL * tp, mamba_dt_rank=SMALL, mamba_d_state=SMALL)
+
+
+@dataclass(frozen=True)
 class ShortConv:
     """Sizes of a short convolution between two gates, under the names of LFM2's Hugging Face config.
 

@@ -24,7 +24,7 @@ from autoshard.spec.gated_residual import GatedResidual
 from autoshard.spec.hyper_connections import HyperConnections
 from autoshard.spec.indexer import Indexer
 from autoshard.spec.latent_attention import LatentAttention
-from autoshard.spec.linear_attention import LightningAttention, LinearAttention, Mamba, ShortConv
+from autoshard.spec.linear_attention import LightningAttention, LinearAttention, Mamba, Mamba1, ShortConv
 from autoshard.spec.lora import Lora
 from autoshard.spec.model_types import (
     ALL_HEADS,
@@ -95,8 +95,8 @@ class ModelSpec:
         positions turn.
     use_parallel_residual: Whether attention and MLP both read the block's input.
     layer_types: Of each block, what mixes its tokens: full_attention | sliding_attention | chunked_attention |
-        block_sparse_attention (with block_indexer) | linear_attention | lightning_attention | mamba | conv | hybrid
-        (falcon_h1: full attention and mamba side by side) | none (nemotron_h: it has an MLP instead); with
+        block_sparse_attention (with block_indexer) | linear_attention | lightning_attention | mamba | mamba1 | conv |
+        hybrid (falcon_h1: full attention and mamba side by side) | none (nemotron_h: it has an MLP instead); with
         compressed_attention sliding_attention | compressed_sparse_attention | heavily_compressed_attention; absent
         where all blocks have the same attention.
     mlp_layer_types: Of each block of a mixture, dense (an MLP of dense_intermediate_size) | sparse (experts) | hashed
@@ -116,6 +116,7 @@ class ModelSpec:
     linear_attention: Sizes of the blocks that are linear_attention in layer_types; absent without such blocks.
     lightning_attention: Sizes of the blocks that are lightning_attention in layer_types; absent without such blocks.
     mamba: Sizes of the blocks that are mamba or hybrid in layer_types; absent without such blocks.
+    mamba1: Sizes of the blocks that are mamba1 in layer_types; absent without such blocks.
     conv: Sizes of the blocks that are conv in layer_types; absent without such blocks.
     multipliers: Constants by which embeddings, scores, residuals and logits are scaled; absent where none is.
     branch_multipliers: Constants by which embeddings and the branches of each block are scaled; absent where none is.
@@ -209,6 +210,7 @@ class ModelSpec:
     linear_attention: Annotated[LinearAttention | None, Absence.WRITTEN] = None
     lightning_attention: Annotated[LightningAttention | None, Absence.WRITTEN] = None
     mamba: Annotated[Mamba | None, Absence.WRITTEN] = None
+    mamba1: Annotated[Mamba1 | None, Absence.WRITTEN] = None
     conv: Annotated[ShortConv | None, Absence.WRITTEN] = None
     multipliers: Annotated[Multipliers | None, Absence.WRITTEN] = None
     branch_multipliers: Annotated[BranchMultipliers | None, Absence.WRITTEN] = None

@@ -465,6 +465,7 @@ _BUILT_IN = {
         "sarvam", experts=_SHARED, counts_shared_experts=True, has_output_bias=False, may_have=("use_qk_norm",)
     ),
     "sarvam_mla": Family("sarvam", experts=_SHARED, counts_shared_experts=True, needs=_LATENT),
+    "jamba": Family("jamba", experts=_MIXTURE, has_optional_experts=True),
     TRACED: Family("traced", is_published=False, activations=(TRACED,), experts=_MIXTURE, has_optional_experts=True),
 }
 FAMILIES = Table[Family]("models", lambda value: isinstance(value, Family), "a Family", _BUILT_IN)
@@ -482,18 +483,18 @@ MOST_REPEATED = 10_000
 """Layers, heads or experts."""
 LONGEST_NAME = 200
 FULL_ATTENTION, SLIDING_ATTENTION = "full_attention", "sliding_attention"
-LINEAR_ATTENTION, MAMBA, CONV = "linear_attention", "mamba", "conv"
+LINEAR_ATTENTION, MAMBA, MAMBA1, CONV = "linear_attention", "mamba", "mamba1", "conv"
 LIGHTNING = "lightning_attention"
 HYBRID = "hybrid"
 """Word of layer_types of families with has_two_mixers, for blocks with full attention and a state space."""
 RECURRENT: Mapping[str, str] = {
-    **{word: word for word in (LINEAR_ATTENTION, LIGHTNING, MAMBA, CONV)},
+    **{word: word for word in (LINEAR_ATTENTION, LIGHTNING, MAMBA, MAMBA1, CONV)},
     HYBRID: MAMBA,
 }
 """Words of layer_types for blocks that mix tokens by a recurrence or a convolution, perhaps beside attention -> the
 field that has its sizes."""
 ATTENTION_TYPES = (FULL_ATTENTION, SLIDING_ATTENTION)
-LAYER_TYPES = (*ATTENTION_TYPES, LINEAR_ATTENTION, LIGHTNING, MAMBA, CONV)
+LAYER_TYPES = (*ATTENTION_TYPES, LINEAR_ATTENTION, LIGHTNING, MAMBA, MAMBA1, CONV)
 CHUNKED_ATTENTION = "chunked_attention"
 BLOCK_SPARSE = "block_sparse_attention"
 """Word of layer_types for attention to blocks of keys, of families that may have a block_indexer."""

@@ -21,10 +21,15 @@ def block(model: ModelSpec, layer: int) -> Iterator[Part]:
 
 def norms_and_mlp(model: ModelSpec, prefix: str) -> Iterator[Part]:
     """The parts of the checkpoint for what a block has besides its mixers. prefix: of the block's names."""
+    yield from both_norms(model, prefix)
+    yield from gated_mlp(model, f"{prefix}.feed_forward", "ffn")
+
+
+def both_norms(model: ModelSpec, prefix: str) -> Iterator[Part]:
+    """The parts of the checkpoint for a block's norms. prefix: of its names."""
     yield from norms(model, f"{prefix}.input_layernorm")
     for part in norms(model, f"{prefix}.post_attention_layernorm"):
         yield replace(part, tensor=part.tensor.replace("post_attention_layernorm", "pre_ff_layernorm"))
-    yield from gated_mlp(model, f"{prefix}.feed_forward", "ffn")
 
 
 def ends(model: ModelSpec) -> Iterator[Part]:

@@ -15,7 +15,7 @@ from autoshard.spec.gated_residual import GatedResidual
 from autoshard.spec.hyper_connections import HyperConnections
 from autoshard.spec.indexer import Indexer
 from autoshard.spec.latent_attention import LatentAttention
-from autoshard.spec.linear_attention import LightningAttention, LinearAttention, Mamba, ShortConv
+from autoshard.spec.linear_attention import LightningAttention, LinearAttention, Mamba, Mamba1, ShortConv
 from autoshard.spec.lora import Lora
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.multipliers import Multipliers
@@ -521,6 +521,33 @@ MODELS["bamba, 3 heads, biases"] = replace(
     mamba=Mamba(3, 64, 12, 4, 256, False),
     attention_bias=True,
     mlp_bias=True,
+    tie_word_embeddings=True,
+)
+MODELS["jamba"] = replace(
+    LLAMA,
+    model_type="jamba",
+    num_key_value_heads=2,
+    layer_types=("mamba1", "full_attention", "mamba1", "mamba1"),
+    mamba1=Mamba1(128, 12, 6, 4, True),
+    position_types=("nope",) * 4,
+    num_local_experts=4,
+    num_experts_per_tok=2,
+    norm_topk_prob=False,
+    mlp_layer_types=("dense", "sparse") * 2,
+    dense_intermediate_size=96,
+)
+MODELS["jamba, 6 heads, 54 channels"] = replace(
+    MODELS["jamba"],
+    hidden_size=54,
+    num_attention_heads=6,
+    num_key_value_heads=3,
+    head_dim=16,
+    mamba1=Mamba1(54, 5, 4, 3, False),
+    num_local_experts=0,
+    num_experts_per_tok=0,
+    norm_topk_prob=True,
+    mlp_layer_types=(),
+    dense_intermediate_size=0,
     tie_word_embeddings=True,
 )
 MODELS["phi"] = replace(

@@ -1292,6 +1292,17 @@ CASES[2] |= {
         strategy(cp=2, ep=2, zero=3, attention="zigzag_ring", recompute="full"),
         2,
     ),
+    "jamba tp": ("jamba", strategy(tp=2, recompute="attention+mlp"), 2),
+    "jamba zigzag ring, ep, ZeRO-3": (
+        "jamba",
+        strategy(cp=2, ep=2, zero=3, attention="zigzag_ring", recompute="core_attention"),
+        2,
+    ),
+    "jamba pp, uneven, zero bubble": (
+        "jamba, 6 heads, 54 channels",
+        strategy(pp=2, layers=(3, 1), schedule="zero_bubble"),
+        3,
+    ),
 }
 CASES[4] |= {
     "qwen4 exp, padded heads": ("qwen4 exp of 6 heads", strategy(tp=4, recompute="residual+mlp_norm"), 2),
@@ -1301,6 +1312,13 @@ CASES[4] |= {
     "qwen4 exp, whole experts over tp and dp": ("qwen4 exp", strategy(tp=2, dp=2, ep=4, etp=1), 2),
     "sarvam ep x tp": ("sarvam", strategy(tp=2, dp=2, ep=2), 2),
     "sarvam, latent, tp x pp": ("sarvam, latent", strategy(tp=2, pp=2, layers=(3, 1)), 3),
+    "jamba ep x tp": ("jamba", strategy(tp=2, dp=2, ep=2), 2),
+    "jamba, padded channels": ("jamba, 6 heads, 54 channels", strategy(tp=4, sp=False, recompute="full"), 2),
+    "jamba, tp x zigzag ring": (
+        "jamba, 6 heads, 54 channels",
+        strategy(tp=2, cp=2, attention="zigzag_ring"),
+        2,
+    ),
 }
 
 CASES[2] |= {
@@ -1361,6 +1379,7 @@ LATER_FAMILIES = (
         "qwen4_exp_text",
         "sarvam_moe",
         "sarvam_mla",
+        "jamba",
     ),
 )
 FURTHER = {

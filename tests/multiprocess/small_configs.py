@@ -1739,3 +1739,35 @@ CONFIGS["sarvam, latent"] = {
     "rope_theta": 1e4,
     "rope_scaling": {**YARN, "rope_type": "deepseek_yarn", "mscale_all_dim": 1.0},
 }
+JAMBA = {
+    **SMALL,
+    "model_type": "jamba",
+    "num_hidden_layers": 4,
+    "num_key_value_heads": 2,
+    "attn_layer_period": 3,
+    "attn_layer_offset": 1,
+    "num_experts": 4,
+    "mamba_d_state": 6,
+    "mamba_dt_rank": 5,
+    **NO_TOKENS,
+}
+CONFIGS["jamba"] = JAMBA
+CONFIGS["jamba, no experts, tied, no bias of taps"] = {
+    **JAMBA,
+    "num_key_value_heads": 1,
+    "num_experts": 1,
+    "attn_layer_period": 9,
+    "attn_layer_offset": 2,
+    "mamba_dt_rank": "auto",
+    "mamba_d_conv": 3,
+    "mamba_expand": 3,
+    "mamba_conv_bias": False,
+    "tie_word_embeddings": True,
+}
+CONFIGS["jamba, attention and experts in all blocks"] = {
+    **JAMBA,
+    "attn_layer_period": 1,
+    "attn_layer_offset": 0,
+    "expert_layer_period": 1,
+    "expert_layer_offset": 0,
+}

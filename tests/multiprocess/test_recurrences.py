@@ -28,12 +28,14 @@ from autoshard.runtime.torch_backend.recurrences import (
     _delta_rule,
     _lightning,
     _scan,
+    _selective,
     gated_delta_rule,
     lightning_attention,
+    selective_scan,
     state_space_scan,
 )
 from autoshard.runtime.torch_backend.run_again import WHOLE
-from autoshard.spec.linear_attention import LightningAttention, LinearAttention, Mamba
+from autoshard.spec.linear_attention import LightningAttention, LinearAttention, Mamba, Mamba1
 from autoshard.spec.model import ModelSpec
 from benchmarks.graph_counts import measure
 from tests.cases import some
@@ -183,6 +185,31 @@ def scan_in_chunks(*values: torch.Tensor, starts: torch.Tensor | None = None) ->
     return _scan(*grouped, chunk=16, starts=starts).squeeze(2)
 
 
+def selective_inputs(dtype: torch.dtype, seq: int) -> Values:
+    token, channels = (BATCH, seq), (HEADS,)
+    of_channels = ((HEADS, STATE), channels, channels)
+    return numbers(dtype, *((*token, HEADS),) * 2, *((*token, STATE),) * 2, *of_channels)
+
+
+def selective_token_by_token(*values: torch.Tensor) -> torch.Tensor:
+    x, dt, b, c, a_log, d, dt_bias = values
+    dt = F.softplus(dt + dt_bias)
+    state, out = x.new_zeros(BATCH, HEADS, STATE), []
+    for token in range(x.shape[1]):
+        time = dt[:, token].unsqueeze(-1)
+        state = state * torch.exp(-a_log.exp() * time) + time * x[:, token].unsqueeze(-1) * b[:, token].unsqueeze(1)
+        out.append((state * c[:, token].unsqueeze(1)).sum(-1) + d * x[:, token])
+    return torch.stack(out, 1)
+
+
+def selective_of_transformers(*values: torch.Tensor) -> torch.Tensor:
+    *of_tokens, a_log, d, dt_bias = values
+    x, dt, b, c = (one.mT for one in of_tokens)
+    function = of_transformers("jamba", "mamba_selective_scan")
+    found: torch.Tensor = function(x, dt, -a_log.exp(), b, c, D=d, delta_bias=dt_bias, delta_softplus=True)
+    return found.mT
+
+
 def lightning_inputs(dtype: torch.dtype, seq: int) -> Values:
     return numbers(dtype, *((BATCH, seq, HEADS, KEY),) * 3)
 
@@ -223,6 +250,7 @@ EVERY = pytest.mark.parametrize(
         ),
         (scan_in_chunks, scan_token_by_token, scan_of_transformers, scan_inputs),
         (grouped_scan_in_chunks, grouped_scan_token_by_token, grouped_scan_of_transformers, grouped_scan_inputs),
+        (_selective, selective_token_by_token, selective_of_transformers, selective_inputs),
     ],
 )
 Inputs = Callable[[torch.dtype, int], Values]
@@ -263,6 +291,7 @@ DOCUMENTS = ((70, 1, 2, 64, 23), (160,))
         (partial(_delta_rule, by_channel=True), channel_inputs, 5),
         (partial(_delta_rule, by_channel=True, lower_bound=-5.0), channel_inputs, 5),
         (scan_in_chunks, scan_inputs, 4),
+        (_selective, selective_inputs, 4),
         (lightning_in_chunks, lightning_inputs, 3),
         (partial(_convolved), conv_inputs, 1),
         (partial(_activated), conv_inputs, 1),
@@ -371,6 +400,38 @@ def test_a_scan_in_slices_is_the_same(
         torch.testing.assert_close(sliced, whole, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("channels_at_once", [1, 5, 8])
+def test_a_selective_scan_of_some_channels_at_a_time_is_the_same(
+    channels_at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B and C are those of all channels, so their gradients are sums over slices."""
+    program, step = program_of(replace(MODELS["jamba"], mamba1=Mamba1(8, 4, 5, 4, True)), "selective_scan", 35)
+    graph = program.graph
+    shapes = [tuple(graph.sizes[dim] for dim in graph.tensors[name].dims) for name in step.operator.inputs]
+    found: list[tuple[torch.Tensor | None, ...]] = []
+    for at_once in (35 * 5 * channels_at_once, score_tiles.SCORES_AT_ONCE):
+        monkeypatch.setattr(score_tiles, "SCORES_AT_ONCE", at_once)
+        values = numbers(torch.float64, *shapes)
+        out = selective_scan(Context(program, None), step)(*values)
+        made_by: Any = out.grad_fn
+        assert (made_by.slices is WHOLE) == (channels_at_once == 8 or bool(found))
+        out.backward(torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view(out.shape))
+        found.append((out.detach(), *(value.grad for value in values)))
+    torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)
+
+
+def test_states_that_fade_fast_and_slowly_are_as_exact_in_fp32() -> None:
+    """Rates from exp(-8) to exp(8), time steps up to 30: no factor is infinite or lost."""
+    exact = selective_inputs(torch.float64, 300)
+    with torch.no_grad():
+        exact[1].copy_(torch.linspace(-30, 30, exact[1].numel(), dtype=torch.float64).view(exact[1].shape))
+        exact[4].copy_(torch.linspace(-8, 8, exact[4].numel(), dtype=torch.float64).view(exact[4].shape))
+    rounded = tuple(one.detach().float().requires_grad_() for one in exact)
+    expected = with_gradients(selective_token_by_token, exact)
+    for found, one in zip(with_gradients(_selective, rounded), expected, strict=True):
+        torch.testing.assert_close(found.double(), one, rtol=1e-3, atol=1e-4 * float(one.abs().max()))
+
+
 def test_lightning_attention_of_some_heads_at_a_time_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     program, step = program_of(MODELS["minimax text of 6 heads"], "lightning_attention", 11)
     shape = tuple(program.graph.sizes[dim] for dim in program.graph.tensors[step.operator.output].dims)
@@ -386,9 +447,10 @@ MODEL_OF = {
     "gated_delta_rule": "qwen3-next-80b-a3b",
     "by channel": "kimi-linear-48b-a3b",
     "state_space_scan": "granite-4.0-h-micro",
+    "selective_scan": "jamba-1.5-mini",
     "lightning_attention": "minimax-text-01",
 }
-FIELD_OF = {"state_space_scan": "mamba", "lightning_attention": "lightning_attention"}
+FIELD_OF = {"state_space_scan": "mamba", "selective_scan": "mamba1", "lightning_attention": "lightning_attention"}
 MAMBA, LINEAR = load_model("granite-4.0-h-micro").mamba, load_model("qwen3-next-80b-a3b").linear_attention
 KIMI = load_model("kimi-linear-48b-a3b").linear_attention
 
@@ -397,6 +459,8 @@ KIMI = load_model("kimi-linear-48b-a3b").linear_attention
     ("kind", "sizes", "close"),
     [
         *(("gated_delta_rule", LINEAR, 1e-3), ("by channel", KIMI, 0.01), ("state_space_scan", MAMBA, 0.04)),
+        ("selective_scan", Mamba1(1024, 64, 16, 4, True), 3e-3),
+        ("selective_scan", Mamba1(512, 64, 16, 4, True), 3e-3),
         ("lightning_attention", LightningAttention(256), 1e-3),
         ("lightning_attention", LightningAttention(64), 1e-3),
         *some(
@@ -411,7 +475,8 @@ KIMI = load_model("kimi-linear-48b-a3b").linear_attention
 )
 def test_backward_holds_what_is_planned(kind: str, sizes: Any, close: float) -> None:
     """Beside its inputs, its output and the gradient of that. 64 heads of a chunk of 256 are two tiles, as are Kimi's
-    32 heads; those of a chunk of 64 are one. The delta rule has one sequence, of which it holds most."""
+    32 heads; those of a chunk of 64 are one; 1,024 channels are two, too. The delta
+    rule has one sequence, of which it holds most."""
     model = replace(load_model(MODEL_OF[kind]), **{FIELD_OF.get(kind, "linear_attention"): sizes})
     kind, length = ("gated_delta_rule", 4096) if kind == "by channel" else (kind, 2048)
     program, step = program_of(model, kind, length, batch=BATCH if kind in FIELD_OF else 1)

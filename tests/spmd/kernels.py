@@ -19,7 +19,13 @@ from tests.spmd.indexer import choose_blocks, choose_keys, choose_means, choose_
 from tests.spmd.ngrams import gate_streams, hash_ngrams
 from tests.spmd.place import Gradients, Place, Report, Result, contract
 from tests.spmd.pointwise import pointwise
-from tests.spmd.recurrences import causal_conv, gated_delta_rule, lightning_attention, state_space_scan
+from tests.spmd.recurrences import (
+    causal_conv,
+    gated_delta_rule,
+    lightning_attention,
+    selective_scan,
+    state_space_scan,
+)
 from tests.spmd.rotation import rotated
 from tests.spmd.streams import collapse_streams, expand_streams, mean_streams, repeat_streams, stream_weights
 
@@ -443,6 +449,7 @@ KERNELS: dict[str, Callable[..., Result]] = {
     "causal_conv": causal_conv,
     "gated_delta_rule": gated_delta_rule,
     "state_space_scan": state_space_scan,
+    "selective_scan": selective_scan,
     "lightning_attention": lightning_attention,
     "repeat_streams": repeat_streams,
     "mean_streams": mean_streams,

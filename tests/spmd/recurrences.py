@@ -1,5 +1,5 @@
-"""Causal convolution, gated delta rule, Mamba-2's state space and lightning attention in numpy, token by token, with
-their gradients."""
+"""Causal convolution, gated delta rule, Mamba-2's and Mamba-1's state spaces and lightning attention in numpy, token by
+token, with their gradients."""
 
 from __future__ import annotations
 
@@ -180,6 +180,48 @@ def state_space_scan(
         return (
             *(_back(place, one) for one in (by_x, by_raw, by_told, by_asked)),
             *(_over_batch(place, one.sum(0)) for one in of_heads),
+        )
+
+    return _back(place, out), backward
+
+
+def selective_scan(
+    place: Place, x: Array, dt: Array, b: Array, c: Array, a_log: Array, d: Array, dt_bias: Array
+) -> Result:
+    values, raw, told, asked = (_mesh_first(place, one) for one in (x, dt, b, c))
+    mesh = len(place.axes)
+    rate, skip, shift = (np.expand_dims(one, mesh) for one in (np.exp(a_log), d, dt_bias))
+    time = _softplus(raw + shift)
+    fading = np.exp(-rate * time[..., None])
+    state: Any = np.zeros(fading.shape[1:])
+    states, out = [], np.empty_like(values)
+    for token in range(len(values)):
+        states.append(state)
+        added = (values[token] * time[token])[..., None] * told[token][..., None, :]
+        state = state * fading[token] + added
+        out[token] = np.einsum("...cn,...n->...c", state, asked[token]) + skip * values[token]
+
+    def backward(grad: Array) -> Gradients:
+        given, by_state = _mesh_first(place, grad), np.zeros_like(state)
+        by_x, by_time, by_fading = np.empty_like(values), np.empty_like(time), np.empty_like(fading)
+        by_told, by_asked = np.empty_like(told), np.empty_like(asked)
+        for token in reversed(range(len(values))):
+            scaled = values[token] * time[token]
+            after = states[token] * fading[token] + scaled[..., None] * told[token][..., None, :]
+            by_asked[token] = np.einsum("...cn,...c->...n", after, given[token])
+            by_state = by_state + given[token][..., None] * asked[token][..., None, :]
+            by_scaled = np.einsum("...cn,...n->...c", by_state, told[token])
+            by_told[token] = np.einsum("...cn,...c->...n", by_state, scaled)
+            by_x[token] = by_scaled * time[token] + skip * given[token]
+            by_time[token] = by_scaled * values[token]
+            by_fading[token] = by_state * states[token]
+            by_state = by_state * fading[token]
+        by_exponent = by_fading * fading
+        by_raw = (by_time - (by_exponent * rate).sum(-1)) * _sigmoid(raw + shift)
+        of_channels = (-by_exponent * rate * time[..., None], given * values, by_raw)
+        return (
+            *(_back(place, one) for one in (by_x, by_raw, by_told, by_asked)),
+            *(_over_batch(place, one.sum(0)) for one in of_channels),
         )
 
     return _back(place, out), backward

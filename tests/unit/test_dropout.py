@@ -147,6 +147,8 @@ def test_where_each_family_drops() -> None:
         "glm 5.3, one choice for two blocks",
         "bamba",
         "bamba, 3 heads, biases",
+        "jamba",
+        "jamba, 6 heads, 54 channels",
         "minimax text",
         "minimax text of 6 heads",
         "qwen4 exp of 6 heads",

@@ -719,6 +719,10 @@ STEP_WINDOWS = {"layer_types": ["full_attention", *["sliding_attention"] * 3], "
             "num_experts=8 of m is not read, as another key goes before it; leave one of them out",
         ),
         ("hy_v3", {"qk_norm": False}, "qk_norm=False of m is not supported; True is"),
+        ("jamba", {"mamba_proj_bias": True}, "mamba_proj_bias=True of m is not supported; False is"),
+        ("jamba", {"attn_layer_offset": 8}, "attn_layer_offset=8 of m must be below attn_layer_period=8"),
+        ("jamba", {"expert_layer_period": 1}, "expert_layer_offset=1 of m must be below expert_layer_period=1"),
+        ("jamba", {"mamba_dt_rank": 0}, "mamba_dt_rank=0 of m must be a whole number from 1 to 1,000,000,000"),
         ("sarvam_moe", {"moe_intermediate_size": 64}, "num_experts is missing from the config of m"),
         (
             "sarvam_moe",
@@ -1013,7 +1017,8 @@ STEP_WINDOWS = {"layer_types": ["full_attention", *["sliding_attention"] * 3], "
                 "num_experts=8 of m is not a key of model_type=qwen3_5_text, which would be another model without it; "
                 "qwen2_moe or qwen3_moe or qwen3_next or olmoe or flex_olmo or qwen3_5_moe_text or exaone_moe or "
                 "kolibri1 or hy_v3 or afmoe or gemma4_text or hunyuan_v1_moe or lfm2_moe or kimi_linear or "
-                "bailing_hybrid or mellum or laguna or qwen4_exp_text or sarvam_moe or sarvam_mla has it"
+                "bailing_hybrid or mellum or laguna or qwen4_exp_text or sarvam_moe or sarvam_mla or jamba "
+                "has it"
             ),
         ),
         (

@@ -108,7 +108,7 @@ def test_the_constants_of_falcon_h1() -> None:
             {"layer_types": ("hybrid",) * 4},
             (
                 "layer_types='hybrid' of tiny-llama must be one of: full_attention, sliding_attention, "
-                "linear_attention, lightning_attention, mamba, conv"
+                "linear_attention, lightning_attention, mamba, mamba1, conv"
             ),
         ),
     ],

@@ -205,6 +205,11 @@ def parameters(model: ModelSpec) -> int:
         attended = layers - model.layer_types.count("mamba")
         mixers = attended * attention + (layers - attended) * recurrence(model)
         return vocabulary + mixers + layers * (3 * hidden * ffn + 2 * hidden) + hidden
+    if model.model_type == "jamba":  # one mixer in each block, three matrices or experts
+        attended = layers - model.layer_types.count("mamba1")
+        mixers = attended * attention + (layers - attended) * recurrence(model)
+        mlps = mlp_parameters(model) if model.is_moe else layers * 3 * hidden * ffn
+        return vocabulary + mixers + mlps + layers * 2 * hidden + hidden
     if model.model_type == "stablelm":  # three matrices, norms of weight and bias
         biases = (queries + 2 * keys) * model.attention_bias
         norms = (2 if model.use_parallel_residual else 4) * hidden + (queries + keys) * model.use_qk_norm
@@ -334,6 +339,12 @@ def recurrence(model: ModelSpec) -> int:
         products = model.hidden_size * (2 * inner + 2 * state + mamba.mamba_n_heads + inner)
         norm = inner * mamba.mamba_rms_norm
         return products + (mamba.mamba_d_conv + 1) * (inner + 2 * state) + 3 * mamba.mamba_n_heads + norm
+    if (selective := model.mamba1) is not None:
+        inner, state, rank = selective.mamba_d_inner, selective.mamba_d_state, selective.mamba_dt_rank
+        # x and gate, output; time steps, B and C; time steps of channels; taps and their bias; A_log; D and a bias
+        products = inner * (3 * model.hidden_size + (rank + 2 * state) + rank)
+        norms = rank + 2 * state if model.model_type == "jamba" else 0
+        return products + inner * (selective.mamba_d_conv + 1 + state + 2) + norms
     return 0
 
 
@@ -440,6 +451,9 @@ def recurrence(model: ModelSpec) -> int:
         ("falcon-h1-34b", 33_642_516_224),
         ("helium-1-preview-2b", 2_172_643_840),
         ("bamba-9b", 9_780_235_392),
+        ("jamba-1.5-mini", 51_570_323_328),
+        ("jamba-1.5-large", 398_555_145_696),
+        ("jamba-reasoning-3b", 3_029_337_472),
         ("phi-1.5", 1_418_270_720),
         ("phi-2", 2_779_683_840),
         ("hyperclovax-seed-think-14b", 14_748_112_896),

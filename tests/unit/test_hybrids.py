@@ -11,7 +11,7 @@ from autoshard.cost.estimate import model_flops_per_step
 from autoshard.cost.local_shape import local_shape
 from autoshard.cost.stage import block_part
 from autoshard.errors import AutoshardError
-from autoshard.graph.count import operator_steps, operator_work, saved_activations
+from autoshard.graph.count import forward_collectives, operator_steps, operator_work, saved_activations
 from autoshard.graph.partition import OperatorStep, Program
 from autoshard.layout.buckets import read_in_backward
 from autoshard.layout.context_parallel import with_context_parallel
@@ -21,7 +21,7 @@ from autoshard.models.minimax.graph import rates
 from autoshard.models.registry import load_model
 from autoshard.models.stage import dim_sizes, stage_graph
 from autoshard.spec.cluster import load_cluster
-from autoshard.spec.linear_attention import LightningAttention, LinearAttention, Mamba
+from autoshard.spec.linear_attention import LightningAttention, LinearAttention, Mamba, Mamba1
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import TrainingSpec, load_precision
 from tests.multiprocess.models import MODELS
@@ -30,7 +30,7 @@ from tests.multiprocess.plans import strategy
 NEXT, GRANITE, LFM2, KIMI, FALCON = map(
     load_model, ("qwen3-next-80b-a3b", "granite-4.0-h-micro", "lfm2-1.2b", "kimi-linear-48b-a3b", "falcon-h1-7b")
 )
-MINIMAX = load_model("minimax-text-01")
+MINIMAX, JAMBA = map(load_model, ("minimax-text-01", "jamba-1.5-mini"))
 SEQ = 4096
 TRAINING = TrainingSpec(SEQ, 16, load_precision("mixed_precision"))
 CLUSTER = load_cluster("trn2.48xlarge", nodes=1)
@@ -55,7 +55,7 @@ def test_kinds_of_blocks_are_those_of_the_config() -> None:
     assert not GRANITE.has_rope(5)
 
 
-@pytest.mark.parametrize("model", [NEXT, GRANITE, LFM2, KIMI, FALCON, MINIMAX], ids=lambda model: model.name)
+@pytest.mark.parametrize("model", [NEXT, GRANITE, LFM2, KIMI, FALCON, MINIMAX, JAMBA], ids=lambda model: model.name)
 def test_backward_reads_every_matrix_of_a_block(model: ModelSpec) -> None:
     """Under ZeRO-3 each is gathered again for it, be it alone in its bucket, such as a convolution's weight."""
     for layer in model.kinds:
@@ -85,6 +85,22 @@ def test_flops_of_the_state_space_scan() -> None:
     assert work.flops == SEQ * (64 * each + 2 * 256 * 128)
     assert work.matmul is not None
     assert 2 * work.matmul[0] * work.matmul[1] * work.matmul[2] == pytest.approx(work.flops, rel=1e-12)
+
+
+def test_flops_of_the_selective_scan() -> None:
+    """8,192 channels, each with a state of 16 numbers, of which a token costs seven FLOPs each."""
+    whole, half = program(JAMBA, 0), program(JAMBA, 0, tp=2)
+    work = operator_work(whole, step_of(whole, "selective_scan"))
+    assert work.flops == SEQ * 8192 * 16 * 7
+    assert list(work.matmul or ()) == [SEQ * 8192, 16, 3.5]
+    assert operator_work(half, step_of(half, "selective_scan")).flops == work.flops / 2
+
+
+def test_ranks_that_share_channels_sum_what_all_of_them_make() -> None:
+    """What time steps are made of, B and C: 256 + 2 x 16 numbers of BF16 of each token."""
+    found = program(JAMBA, 0, tp=4)
+    sums = [one for step in found.steps for one in forward_collectives(found, step) if "scatter" in one[0]]
+    assert (SEQ * (256 + 2 * 16) * 2) in [size for _, _, size in sums]
 
 
 def test_flops_of_lightning_attention() -> None:
@@ -123,6 +139,7 @@ def test_flops_of_a_convolution() -> None:
 RECURRENT = [
     (NEXT, "gated_delta_rule"),
     (GRANITE, "state_space_scan"),
+    (JAMBA, "selective_scan"),
     (LFM2, "causal_conv"),
     (KIMI, "gated_delta_rule"),
     (FALCON, "state_space_scan"),
@@ -155,7 +172,7 @@ def test_model_flops_count_recurrences() -> None:
     assert longer == pytest.approx(3 * 3 * 16 * each, rel=1e-9)
 
 
-@pytest.mark.parametrize(("model", "kind"), [(NEXT, 0), (GRANITE, 0), (KIMI, 0), (FALCON, 0), (MINIMAX, 0)])
+@pytest.mark.parametrize(("model", "kind"), [(NEXT, 0), (GRANITE, 0), (KIMI, 0), (FALCON, 0), (MINIMAX, 0), (JAMBA, 0)])
 def test_a_block_with_a_recurrence_splits_over_tensor_parallel_ranks(model: ModelSpec, kind: int) -> None:
     one, eight = (
         block_part(model, TRAINING, CLUSTER, local_shape(strategy(tp=tp, dp=64 // tp, layers=(48,))), kind, "none")
@@ -180,6 +197,13 @@ def test_a_block_with_a_recurrence_splits_over_tensor_parallel_ranks(model: Mode
             (
                 "mamba of qwen3-next-80b-a3b must be the sizes of the blocks that are mamba in layer_types, and absent "
                 "without such blocks"
+            ),
+        ),
+        (
+            {"mamba1": Mamba1(64, 8, 8, 4, True)},
+            (
+                "mamba1 of qwen3-next-80b-a3b must be the sizes of the blocks that are mamba1 in layer_types, and "
+                "absent without such blocks"
             ),
         ),
         (
@@ -215,6 +239,8 @@ def test_made_small_they_keep_their_form() -> None:
     groups = replace(GRANITE.mamba, mamba_n_groups=8)
     assert groups.shrunk(1) == Mamba(4, 8, 8, 4, 8, True, 2)
     assert groups.shrunk(4) == Mamba(8, 8, 8, 4, 8, True, 4)
+    assert JAMBA.mamba1 is not None
+    assert JAMBA.mamba1.shrunk(4) == Mamba1(64, 8, 8, 4, True)
     assert MINIMAX.lightning_attention is not None
     assert MINIMAX.lightning_attention.shrunk() == LightningAttention(8)
 

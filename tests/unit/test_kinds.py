@@ -325,7 +325,7 @@ def test_fields_of_equal_blocks_are_not_written() -> None:
             {"layer_types": ("windows",) * 4},
             (
                 "layer_types='windows' of tiny-llama must be one of: full_attention, sliding_attention, "
-                "linear_attention, lightning_attention, mamba, conv"
+                "linear_attention, lightning_attention, mamba, mamba1, conv"
             ),
         ),
         (

@@ -26,7 +26,7 @@ from autoshard.spec.dropout import Dropout
 from autoshard.spec.hyper_connections import HyperConnections
 from autoshard.spec.indexer import Indexer
 from autoshard.spec.latent_attention import LatentAttention
-from autoshard.spec.linear_attention import LightningAttention, LinearAttention, Mamba, ShortConv
+from autoshard.spec.linear_attention import LightningAttention, LinearAttention, Mamba, Mamba1, ShortConv
 from autoshard.spec.multipliers import Multipliers
 from autoshard.spec.rope import RopeScaling
 from autoshard.spec.router import Router
@@ -554,6 +554,37 @@ def test_what_an_axk1_config_leaves_out() -> None:
     assert other.mlp_layer_types == ("sparse", "dense", "sparse", "dense")
     for one in (model, other):
         assert from_config(to_config(one), "m") == one
+
+
+def test_what_a_jamba_config_leaves_out() -> None:
+    model = read("jamba", num_hidden_layers=10)
+    assert (model.num_key_value_heads, model.head_dim, model.norm_eps) == (8, 128, 1e-6)
+    assert model.layer_types == (*("mamba1",) * 4, "full_attention", *("mamba1",) * 5)
+    assert model.mamba1 == Mamba1(8192, 256, 16, 4, True)
+    assert not any(map(model.has_rope, range(10)))
+    assert model.mlp_layer_types == ("dense", "sparse") * 5
+    assert (model.num_local_experts, model.num_experts_per_tok, model.norm_topk_prob) == (16, 2, False)
+    assert (model.intermediate_size, model.dense_intermediate_size) == (1536, 1536)
+    assert (model.tie_word_embeddings, model.router_aux_loss_coef) == (False, 0.0)
+    alone = read("jamba", attn_layer_period=1, attn_layer_offset=0, num_experts=1)
+    assert (alone.layer_types, alone.mamba1, alone.is_recurrent, alone.is_moe) == ((), None, False, False)
+    routed = read("jamba", expert_layer_period=1, expert_layer_offset=0, num_local_experts=4, output_router_logits=True)
+    assert (routed.mlp_layer_types, routed.num_local_experts, routed.router_aux_loss_coef) == ((), 4, 0.001)
+    other = read("jamba", attn_layer_period=9, mamba_dt_rank=100, mamba_conv_bias=None, expert_layer_period=20)
+    assert other.mamba1 == Mamba1(8192, 100, 16, 4, False)
+    none = read("jamba", attn_layer_period=20, attn_layer_offset=19, expert_layer_period=20, expert_layer_offset=19)
+    assert (none.layer_types, none.is_moe) == (("mamba1",) * 4, False)
+    for one in (model, alone, routed, other, none, load_model("jamba-1.5-large"), load_model("jamba-reasoning-3b")):
+        assert from_config(to_config(one), one.name) == one
+
+
+def test_blocks_that_do_not_repeat_have_no_jamba_config() -> None:
+    model = load_model("jamba-1.5-mini").some_blocks((4, 12, 5))
+    with pytest.raises(AutoshardError) as raised:
+        to_config(model)
+    assert str(raised.value) == (
+        "blocks 0, 1 of jamba-1.5-mini have no form in a config of jamba: it has one attn_layer every so many blocks"
+    )
 
 
 def test_what_a_sarvam_config_leaves_out() -> None:

@@ -258,6 +258,11 @@ PUBLISHED: tuple[tuple[str, Callable[[ModelSpec], int], str, str], ...] = (
     ("sarvam-30b", met_blocks, "2.4e9", "its page"),
     ("sarvam-105b", parameter_count, "106e9", "a page on it; its name says 105"),
     ("sarvam-105b", met_blocks, "10.3e9", "model card"),
+    ("jamba-1.5-mini", parameter_count, "52e9", "model card"),
+    ("jamba-1.5-mini", active, "12e9", "model card"),
+    ("jamba-1.5-large", parameter_count, "398e9", "model card"),
+    ("jamba-1.5-large", active, "94e9", "model card"),
+    ("jamba-reasoning-3b", parameter_count, "3e9", "its name"),
 )
 """Model, what is counted, the number with the digits that were published, who says so."""
 

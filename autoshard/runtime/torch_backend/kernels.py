@@ -44,6 +44,7 @@ from autoshard.runtime.torch_backend.recurrences import (
     causal_conv,
     gated_delta_rule,
     lightning_attention,
+    selective_scan,
     state_space_scan,
 )
 from autoshard.runtime.torch_backend.rotation import rotation
@@ -445,6 +446,7 @@ FACTORIES: dict[str, Callable[[Context, OperatorStep], Kernel]] = {
     "causal_conv": causal_conv,
     "gated_delta_rule": gated_delta_rule,
     "state_space_scan": state_space_scan,
+    "selective_scan": selective_scan,
     "lightning_attention": lightning_attention,
     "repeat_streams": repeat_streams,
     "mean_streams": mean_streams,

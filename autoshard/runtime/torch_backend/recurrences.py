@@ -1,7 +1,8 @@
 """Computes blocks that mix tokens by a recurrence: causal convolution, gated delta rule, Mamba-2's state space, and
-lightning attention, which is such a state space.
+lightning attention, which is such a state space; and Mamba-1's.
 
-In FP32 (or FP64), in chunks: within a chunk matrix products, from chunk to chunk the recurrence. They keep their inputs
+In FP32 (or FP64), in chunks: within a chunk matrix products, from chunk to chunk the recurrence; of Mamba-1 all chunks
+go token by token at once. They keep their inputs
 alone; backward computes forward again. Where several documents share a row, one more input says where the document of
 each token starts: a convolution sees no token before that, and at the first token of a document all of a state fades.
 """
@@ -342,6 +343,119 @@ def _answered(
     starts = F.pad(ends[..., :-1, :], (0, 0, 1, 0)).view(states.shape)
     before = (asked @ starts.mT) * since.unsqueeze(-1)
     return output(inside + before)
+
+
+CHANNELS = (2, 2, None, None, 0, 0, 0)
+"""The dims of channels of a selective scan's inputs."""
+STEP = 16
+"""Tokens of a chunk of a selective scan. Few mean few launches, but more of them for the chunks' own states; a guess
+between both."""
+
+
+def selective_scan(context: Context, step: OperatorStep) -> Kernel:
+    """The kernel of Mamba-1's state space: x, dt [batch, seq, channel], B, C [batch, seq, state], A_log [channel,
+    state], D, dt_bias [channel] -> a tensor like x."""
+
+    def kernel(starts: torch.Tensor | None) -> Kernel:
+        function = partial(_selective, starts=starts)
+
+        def scan(*values: torch.Tensor) -> torch.Tensor:
+            (_, seq, channels), state = values[0].shape, values[2].shape[-1]
+            _, some = scan_tile(1, channels, seq * state)
+            slices = WHOLE if some == channels else Slices(CHANNELS, some)
+            return _in_order(context, step, function, 4, slices)(*values)
+
+        return scan
+
+    return _told_apart(step, kernel)
+
+
+def _selective(
+    x: torch.Tensor,
+    dt: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    a_log: torch.Tensor,
+    d: torch.Tensor,
+    dt_bias: torch.Tensor,
+    *,
+    starts: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The scan as in arXiv 2312.00752, algorithm 2. Inputs: as of `selective_scan`. starts: of documents [batch,
+    seq]."""
+    dtype = x.dtype
+    x, dt, b, c, a_log, d, dt_bias = map(at_least_fp32, (x, dt, b, c, a_log, d, dt_bias))
+    time = F.softplus(dt + dt_bias)
+    answers: torch.Tensor = _StatesOfTokens.apply(time, -a_log.exp(), x * time, b, c, starts)
+    return (answers + x * d).to(dtype)
+
+
+class _StatesOfTokens(torch.autograd.Function):
+    """What tokens get of the states of channels [batch, seq, channel]: at each token each number of a state is
+    multiplied by exp(time * rate), and told * b is added; a token gets the state times c.
+
+    time, told: [batch, seq, channel]. rate: [channel, state]. b, c: [batch, seq, state]. starts: of documents [batch,
+    seq], or None.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, *values: torch.Tensor) -> torch.Tensor:
+        time, rate, told, b, c, starts = values
+        kept = (time.unsqueeze(-1) * rate).exp_()
+        if starts is not None:
+            begins = starts == torch.arange(starts.shape[1], device=starts.device)
+            kept.masked_fill_(begins[..., None, None], 0)
+        states = told.unsqueeze(-1) * b.unsqueeze(-2)
+        _follow(kept.clone(), states)
+        ctx.save_for_backward(time, rate, told, b, c, kept, states)
+        return (states @ c.unsqueeze(-1)).squeeze(-1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        time, rate, told, b, c, kept, states = ctx.saved_tensors
+        [grad] = grads
+        by_c = (grad.unsqueeze(-2) @ states).squeeze(-2)
+        by_state = grad.unsqueeze(-1) * c.unsqueeze(-2)
+        _follow(kept.roll(-1, 1), by_state, back=True)
+        by_told = (by_state @ b.unsqueeze(-1)).squeeze(-1)
+        by_b = (told.unsqueeze(-2) @ by_state).squeeze(-2)
+        # of the exponent: the gradient of the state, times what was kept of the one before
+        by_state.mul_(kept)[:, 1:].mul_(states[:, :-1])
+        by_state[:, 0] = 0
+        of_channels = by_state.flatten(0, 1).transpose(0, 1)  # [channel, token of all rows, state]
+        by_time = (of_channels @ rate.unsqueeze(-1)).squeeze(-1).mT.view(time.shape)
+        by_rate = (time.flatten(0, 1).mT.unsqueeze(-2) @ of_channels).squeeze(-2)
+        return by_time, by_rate, by_told, by_b, by_c, None
+
+
+def _follow(kept: torch.Tensor, states: torch.Tensor, back: bool = False) -> None:
+    """To what is told at each token [batch, token, ...], add the state at the one before (with back, behind) times
+    kept, which is the token's own; in place, and kept is spoilt.
+
+    All chunks of STEP tokens go token by token at once, each from nothing; then their last states follow each other by
+    the same rule, and what each began with is added. Products of what is kept are all that is ever multiplied: no
+    number is divided or subtracted, however fast a state fades.
+    """
+    seq, before = states.shape[1], 1 if back else -1
+    order = range(seq - 2, -1, -1) if back else range(1, seq)
+    if seq <= STEP:
+        for i in turns(order, _alike):
+            states[:, i].addcmul_(kept[:, i], states[:, i + before])
+        return
+    rest = seq % STEP  # at the end, or with back at the beginning: what comes last
+    whole = slice(rest, seq) if back else slice(0, seq - rest)
+    own, told = (x[:, whole].unflatten(1, (-1, STEP)) for x in (kept, states))
+    for i in turns(range(STEP - 2, -1, -1) if back else range(1, STEP), _alike):
+        told[:, :, i].addcmul_(own[:, :, i], told[:, :, i + before])
+        own[:, :, i].mul_(own[:, :, i + before])
+    last = 0 if back else STEP - 1
+    _follow(own[:, :, last], told[:, :, last], back)
+    if back:
+        told[:, :-1, 1:].addcmul_(own[:, :-1, 1:], told[:, 1:, :1])
+    else:
+        told[:, 1:, :-1].addcmul_(own[:, 1:, :-1], told[:, :-1, -1:])
+    for i in turns(order[seq - 1 - rest :], _alike):
+        states[:, i].addcmul_(kept[:, i], states[:, i + before])
 
 
 def lightning_attention(context: Context, step: OperatorStep) -> Kernel:
