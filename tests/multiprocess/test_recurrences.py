@@ -20,6 +20,7 @@ from autoshard.models.registry import load_model
 from autoshard.models.stage import dim_sizes, stage_graph
 from autoshard.runtime.torch_backend.context import Context
 from autoshard.runtime.torch_backend.kernels import kernel
+from autoshard.runtime.torch_backend.parameters import initial_parameter
 from autoshard.runtime.torch_backend.recomputing_ops import OffsetLayerNorm
 from autoshard.runtime.torch_backend.recurrences import (
     GROUPS,
@@ -418,6 +419,17 @@ def test_a_selective_scan_of_some_channels_at_a_time_is_the_same(
         out.backward(torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view(out.shape))
         found.append((out.detach(), *(value.grad for value in values)))
     torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)
+
+
+def test_channels_of_mamba_1_begin_with_the_rates_1_2_and_so_on() -> None:
+    """As in transformers; logarithms that are padding are zero."""
+    model = MODELS["jamba, 6 heads, 54 channels"]
+    graph = stage_graph(model, dim_sizes(model, 1, 8, tp=4), (0,), False, False)
+    [rates] = [one for one in graph.parameters() if one.name.endswith(".A_log")]
+    found = initial_parameter(model, rates, graph.sizes, seed=0)
+    assert found.shape == (56, 4)
+    torch.testing.assert_close(found[:54].exp(), torch.arange(1.0, 5).repeat(54, 1))
+    assert not found[54:].any()
 
 
 def test_states_that_fade_fast_and_slowly_are_as_exact_in_fp32() -> None:

@@ -65,6 +65,8 @@ def _published_parameter(model: ModelSpec, tensor: Tensor, shape: list[int], see
     if initial == "ones":
         return torch.ones(shape)
     if initial == "rates":
+        if tensor.dims[-1] == "mamba_state":  # Mamba-1's channels all begin with the same
+            return torch.arange(1.0, shape[-1] + 1).log().repeat(shape[0], 1)
         return torch.linspace(*SLOWEST_AND_FASTEST, prod(shape)).log().view(shape)
     std = INIT_STD
     if initial == "residual":
