@@ -236,6 +236,8 @@ def _update_bytes(plan: Plan, programs: list[Program], tied: frozenset[str]) -> 
     parameter_bytes = DTYPE_BYTES[precision.parameter_dtype]
     summed = largest = summing = 0.0
     for key, count in bucket_elements(programs, plan.mesh, tied, zero).items():
+        if not key.learned:
+            continue
         shards = plan.mesh.size(key.shard_axes) if zero else 1
         owned = count / shards
         sums = key.sum_axes or key.replica_axes or (key.shard_axes and not key.unit)
@@ -245,7 +247,7 @@ def _update_bytes(plan: Plan, programs: list[Program], tied: frozenset[str]) -> 
         largest = max(largest, owned * parameter_bytes if shards > 1 else 0.0)
         if key.replica_axes and not key.unit and shards > 1:  # as it was scattered and as it is summed
             largest = max(largest, owned * gradient_bytes)
-        if precision.rounds_at_random and key.learned:
+        if precision.rounds_at_random:
             largest = max(largest, BUFFER_BYTES * min(owned, AT_ONCE))
     return max(summing, summed + largest, gradient_bytes * _largest_tied(plan, programs, tied))
 

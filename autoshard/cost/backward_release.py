@@ -8,6 +8,7 @@ from typing import NamedTuple
 from autoshard.graph.count import operator_steps, parameter_elements
 from autoshard.graph.partition import GatherEinsumStep, Program, is_projection
 from autoshard.graph.recompute import in_block
+from autoshard.layout.buckets import sharing_axes
 
 
 class Moment(NamedTuple):
@@ -42,7 +43,11 @@ class Moments(NamedTuple):
     put_off: elements of the largest weight whose gradient a schedule may put off; gathered: bytes of what is gathered
     again to make it. read: the axes over which gradients of matrices are summed, in the order in which a block reads
     them: what is read first leaves last. over: the backward of all is over. in_front: places of the steps that `after`,
-    `later`, `tiled` and `end` are the most of, and the most that these work with, each.
+    `later`, `tiled` and `end` are the most of, and the most that these work with, each. frozen: of matrices that are
+    not trained, by the axes of the ranks that may share them, the first and the last step that reads any, in the order
+    of the first ones; forward: the most bytes that are there at a step forward, beside what is kept, where there are
+    such matrices: where nothing runs again and where all does; of an end of the model, on_frozen: the operator that
+    reads most of them.
     """
 
     early: Moment = NO_MOMENT
@@ -61,6 +66,9 @@ class Moments(NamedTuple):
     put_off: int = 0
     gathered: float = 0.0
     read: tuple[tuple[str, ...], ...] = ()
+    frozen: tuple[tuple[tuple[str, ...], int, int], ...] = ()
+    forward: tuple[float, float] = (0.0, 0.0)
+    on_frozen: Moment = NO_MOMENT
     over: Moment = NO_MOMENT
     in_front: tuple[tuple[tuple[int, ...], float], ...] = ()
 
@@ -71,17 +79,22 @@ class Moments(NamedTuple):
 
 
 def moments(
-    program: Program, held: Sequence[float], tiles: Sequence[float], begins: Sequence[float], over: float
+    program: Program,
+    held: Sequence[float],
+    tiles: Sequence[float],
+    begins: Sequence[float],
+    over: float,
+    forward: tuple[float, float] = (0.0, 0.0),
 ) -> Moments:
     """The moments of one block's backward, whatever the recompute set: what runs again is given back at the same steps
     as what was kept.
 
     held: bytes at the backward of each step, less what was given back before, without its tile. tiles: bytes of each
     step's tile of scores, 0 for none. Of several steps with a tile, the most of each number is taken. begins, over: as
-    held, when the backward of each step begins, and when that of all is over.
+    held, when the backward of each step begins, and when that of all is over. forward: as in Moments.
     """
     read = [_matrices(program, index) for index in range(len(program.steps))]
-    late = _first_of_mlp(program, read)
+    late, frozen = _first_of_mlp(program, read), _frozen_reads(program)
     most, elements = max(held, default=0.0), parameter_elements(program)
     largest, weights, puts_off = _of_largest_operator(program, held, most, elements)
     put_off, gathered = _largest_projection(program, elements)
@@ -95,7 +108,15 @@ def moments(
         of_weights = Moments(
             end=end_of_table, weights=weights, most=most, puts_off=puts_off, put_off=put_off, gathered=gathered
         )
-        return of_weights._replace(between=beside(slice(largest)), ahead=beside(slice(largest + 1, None)))
+        others = beside(slice(largest)), beside(slice(largest + 1, None))
+        on_frozen = max((held[place] for place in _largest(_frozen_weights(program), elements)), default=0.0)
+        return of_weights._replace(
+            between=others[0],
+            ahead=others[1],
+            frozen=frozen,
+            forward=forward,
+            on_frozen=Moment(most - on_frozen, {}),
+        )
     first = max(range(len(held)), key=held.__getitem__)
     after = max(range(late), key=held.__getitem__, default=late)
     before = max(range(late, len(held)), key=held.__getitem__)
@@ -123,6 +144,8 @@ def moments(
         later=Moment(most - later, made(0)),
         put_off=put_off,
         gathered=gathered,
+        frozen=frozen,
+        forward=forward,
         read=tuple(dict.fromkeys(program.gradient_sync.get(name, ()) for names in read for name in names)),
         over=Moment(most - over, made(0)),
         in_front=tuple((steps, max(held[step] for step in steps)) for steps in in_front if steps),
@@ -155,7 +178,12 @@ def _largest_projection(program: Program, elements: Mapping[str, int]) -> tuple[
 
 def largest_operators(program: Program, elements: Mapping[str, int]) -> list[int]:
     """The places of the steps whose weights have most elements. elements: of each weight."""
-    counts = [sum(elements[name] for name in names) for names in _learned_weights(program)]
+    return _largest(_learned_weights(program), elements)
+
+
+def _largest(weights: Sequence[set[str]], elements: Mapping[str, int]) -> list[int]:
+    """The places of the steps of which these weights have most elements."""
+    counts = [sum(elements[name] for name in names) for names in weights]
     most = max(counts, default=0)
     return [place for place, count in enumerate(counts) if count == most]
 
@@ -178,6 +206,21 @@ def _by_axes(program: Program, names: Iterable[str], elements: Mapping[str, int]
 def _matrices(program: Program, index: int) -> tuple[str, ...]:
     names = (view for step in operator_steps(program.steps[index]) for view in step.inputs)
     return tuple(name for name in names if name in program.graph.matrices and program.tensor(name).differentiable)
+
+
+def _frozen_weights(program: Program) -> list[set[str]]:
+    """The matrices that each step reads and that are not learned."""
+    frozen = {one.name for one in program.graph.parameters() if not one.differentiable} & program.graph.matrices
+    return [{view for one in operator_steps(step) for view in one.inputs} & frozen for step in program.steps]
+
+
+def _frozen_reads(program: Program) -> tuple[tuple[tuple[str, ...], int, int], ...]:
+    """Moments.frozen."""
+    found: dict[tuple[str, ...], tuple[int, int]] = {}
+    for place, names in enumerate(_frozen_weights(program)):
+        for axes in (sharing_axes(program, name) for name in names):
+            found[axes] = found.get(axes, (place, 0))[0], place
+    return tuple((axes, *places) for axes, places in found.items())
 
 
 def _first_of_mlp(program: Program, read: Sequence[tuple[str, ...]]) -> int | None:

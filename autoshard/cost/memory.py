@@ -17,6 +17,7 @@ from autoshard.cost.stacks import COMPILED, Software
 from autoshard.cost.travelling_bytes import (
     SUMMED_GRADIENTS,
     Ends,
+    FrozenAround,
     Loss,
     Sizes,
     block_bytes,
@@ -309,7 +310,7 @@ def _travelling_bytes(
     kinds = state.turns or [(True, state.block.travelling.turns)]
     all_turns = [turns for _, turns in kinds]
     of_head = where(ends.between > 0, ends.between, ends.last)
-    of_blocks = opening = closing = 0.0
+    of_blocks = opening = closing = frozen_in_front = frozen_behind = 0.0
     for place, ((there, turns), works, chunks) in enumerate(zip(kinds, backwards, rank.kinds, strict=True)):
         last, arounds = chunks[0], chunks[0].around or [Around([rank.most_blocks - 1], [0])]
         on_its_way = last.opens * of_head * (1 + 1 / state.owners)
@@ -329,7 +330,7 @@ def _travelling_bytes(
                     of_kind,
                     most_works,
                     largest(leaving_before(all_turns, [one.behind for one in some]), of_table),
-                    gathered_ahead(all_turns, place, [one.in_front for one in some]),
+                    gathered_ahead([one.asked_first for one in all_turns], place, [one.in_front for one in some]),
                     sizes,
                     rank.hidden_bytes,
                     largest(0.0, behind),
@@ -337,11 +338,31 @@ def _travelling_bytes(
                 for some, of_table in cases
             ],
         )
+        if anywhere(turns.frozen_most):
+            in_front = [one.in_front for one in arounds]
+            ahead = gathered_ahead([one.frozen_first for one in all_turns], place, in_front).of_last
+            needed = needed + sizes.whole * largest(of_kind.frozen_most, of_kind.frozen_beside + ahead)
+            if anywhere(ends.frozen_last):  # forward, the head's are on their way
+                first, again = turns.frozen_forward, largest(turns.frozen_forward, turns.frozen_again)
+                of_forward = smallest(first * rank.hidden_bytes + segment_bytes, again * rank.hidden_bytes)
+                of_forward = of_forward + sizes.whole * (turns.frozen_closing + (1 - ends.tied) * ends.frozen_last)
+                needed = where(last.opens, largest(needed, of_forward), needed)
         runs = there & (reduce(largest, (one.in_front[place] for one in arounds)) >= 0)
         of_blocks = largest(of_blocks, where(runs, needed, 0.0))
         opening = largest(opening, where(runs & last.opens, turns.larger, 0.0))
         closing = largest(closing, where(runs, turns.last_on_its_way, 0.0))
-    return in_work_bytes(of_blocks, ends, sizes, state.owners, loss, gone_bytes, opening, closing)
+        if anywhere(turns.frozen_most):
+            frozen_in_front = largest(frozen_in_front, where(runs & last.opens, turns.frozen_first, 0.0))
+            frozen_behind = largest(frozen_behind, where(runs, turns.frozen_opening, 0.0))
+    around = FrozenAround(frozen_in_front, frozen_behind)
+    for end in rank.ends:
+        turns = end.unit.travelling.turns
+        if end.has_loss:
+            at_work = end.part.working_bytes - turns.frozen_back * rank.hidden_bytes + loss.kept
+            around = around._replace(head_bytes=at_work)
+        else:
+            around = around._replace(embedding_bytes=turns.frozen_forward * rank.hidden_bytes)
+    return in_work_bytes(of_blocks, ends, sizes, state.owners, loss, gone_bytes, opening, closing, around)
 
 
 def _works(backwards: Sequence[Backward], turns: Turns, hidden_bytes: Number) -> list[Number]:
@@ -438,6 +459,8 @@ def _ends_in_turns(rank: Rank) -> Ends:
             ends = Ends(*of_both, end.chunks_loss)
         else:
             ends = ends._replace(first=reduce(largest, (before, between, going - before - between)))
+        frozen = end.unit.travelling.turns.frozen_most
+        ends = ends._replace(**{"frozen_last" if end.has_loss else "frozen_first": frozen})
     return ends
 
 

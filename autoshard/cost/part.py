@@ -70,8 +70,9 @@ class Part:
     host_s: of forward and of backward with recompute, what the host needs to launch their operators: neither is faster.
     scores_bytes: one copy of all attention scores, where a kernel writes them.
     moments: of a block's backward. quantized: parameters that products read quantised. frozen: further elements, which
-    are not trained. chunks_loss: whether it ends in a loss in chunks. head_gradients: elements of the head's table,
-    where the losses of two modules read it, else 0.
+    are not trained; frozen_matrices: matrices that are not, by the axes of the ranks that share them under ZeRO-3.
+    chunks_loss: whether it ends in a loss in chunks. head_gradients: elements of the head's table, where the losses of
+    two modules read it, else 0.
     """
 
     forward: Seconds
@@ -95,6 +96,7 @@ class Part:
     moments: Moments = field(default_factory=Moments)
     quantized: Mapping[tuple[str, ...], float] = field(default_factory=dict)
     frozen: float = 0
+    frozen_matrices: Mapping[tuple[str, ...], float] = field(default_factory=dict)
     chunks_loss: bool = False
     head_gradients: float = 0
 

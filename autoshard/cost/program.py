@@ -24,10 +24,11 @@ from autoshard.graph.count import (
     operator_steps,
     parameter_elements,
 )
-from autoshard.graph.ir import Operator
+from autoshard.graph.ir import Graph, Operator, Tensor
 from autoshard.graph.loss_kinds import num_chunks
 from autoshard.graph.partition import GatherEinsumStep, OperatorStep, Program, RedistributeStep, Step, learns_projection
 from autoshard.graph.recompute import (
+    FULL_RECOMPUTE,
     NO_RECOMPUTE,
     held_bytes,
     kept_activations,
@@ -37,6 +38,7 @@ from autoshard.graph.recompute import (
 )
 from autoshard.graph.routing_kinds import AROUND_EXPERTS
 from autoshard.graph.states import REPLICATED
+from autoshard.layout.buckets import sharing_axes
 from autoshard.layout.mesh import TENSOR_PARALLEL_AXES
 from autoshard.rows import Number, added_up, largest, where
 from autoshard.spec.cluster import Device
@@ -184,7 +186,16 @@ class ProgramWork:
     def moments(self) -> Moments:
         begins = [*map(add, self.at_steps.gradients, self._held_bytes)]
         over = given_bytes(self.program) - sum(kept_activations(self.program, NO_RECOMPUTE).values())
-        return moments(self.program, self._needed_bytes, self.at_steps.tiles, begins, over)
+        forward = self._forward_bytes if self.frozen_matrices else (0.0, 0.0)
+        return moments(self.program, self._needed_bytes, self.at_steps.tiles, begins, over, forward)
+
+    @property
+    def _forward_bytes(self) -> tuple[float, float]:
+        """Moments.forward."""
+        inside = [*map(add, self.at_steps.forward, self.at_steps.forward_tiles)]
+        held = held_bytes(self.program, FULL_RECOMPUTE)
+        again = max(map(add, held, inside), default=0.0) - sum(kept_activations(self.program, FULL_RECOMPUTE).values())
+        return max(inside, default=0.0), max(0.0, again)
 
     @cached_property
     def _elements(self) -> Mapping[str, int]:
@@ -226,8 +237,23 @@ class ProgramWork:
         return largest_operators(self.program, self._elements)
 
     @cached_property
+    def _frozen(self) -> list[Tensor]:
+        return [tensor for tensor in self.program.graph.parameters() if not tensor.differentiable]
+
+    @cached_property
     def frozen(self) -> int:
-        return _frozen_elements(self.program, self._elements)
+        matrices = self.program.graph.matrices
+        others = [tensor for tensor in self._frozen if tensor.name not in matrices]
+        return _frozen_elements(self.program.graph, others, self._elements)
+
+    @cached_property
+    def frozen_matrices(self) -> Mapping[tuple[str, ...], int]:
+        counts: dict[tuple[str, ...], int] = {}
+        for tensor in self._frozen:
+            if tensor.name in self.program.graph.matrices:
+                axes = sharing_axes(self.program, tensor.name)
+                counts[axes] = counts.get(axes, 0) + self._elements[tensor.name]
+        return counts
 
     @cached_property
     def chunks_loss(self) -> bool:
@@ -325,13 +351,14 @@ class PricedProgram:
             moments=work.moments,
             quantized=work.quantized,
             frozen=work.frozen,
+            frozen_matrices=work.frozen_matrices,
             chunks_loss=work.chunks_loss,
             head_gradients=work.head_gradients,
         )
         if not software.adapts:
             return part
-        frozen = part.num_parameters + part.frozen
-        return replace(part, parameters={}, matrices={}, num_tensors=0, weight_gradients_s=0.0, frozen=frozen)
+        others = replace(part, parameters={}, matrices={}, num_tensors=0, weight_gradients_s=0.0, frozen_matrices={})
+        return replace(others, frozen=part.num_parameters + part.frozen + sum(part.frozen_matrices.values()))
 
 
 def _frozen(work: ProgramWork) -> int:
@@ -380,14 +407,12 @@ def _fullest(needed: Sequence[float], tiles: Sequence[float]) -> Fullest:
     return Fullest(with_tile, -place, tiles[-place], max(needed))
 
 
-def _frozen_elements(program: Program, elements: Mapping[str, int]) -> int:
-    """Elements of the weights that are not learned; what is held in FP32, such as a table of experts, counts as so many
-    of the others as take its room. elements: of each weight."""
-    graph = program.graph
+def _frozen_elements(graph: Graph, frozen: Iterable[Tensor], elements: Mapping[str, int]) -> int:
+    """Elements of weights that are not learned; what is held in FP32, such as a table of experts, counts as so many of
+    the others as take its room. elements: of each weight."""
     return sum(
         elements[one.name] * (1 if graph.rounded(one) else graph.summed_bytes(one.name) // one.element_bytes)
-        for one in graph.parameters()
-        if not one.differentiable
+        for one in frozen
     )
 
 

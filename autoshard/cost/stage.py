@@ -279,6 +279,7 @@ def mean_part(parts: Sequence[Part], weights: Sequence[float]) -> Part:
         parameters=counts(lambda part: part.parameters),
         matrices=counts(lambda part: part.matrices),
         quantized=counts(lambda part: part.quantized),
+        frozen_matrices=counts(lambda part: part.frozen_matrices),
         num_tensors=number("num_tensors"),
         frozen=number("frozen"),
         host_s=(number("forward_s"), number("backward_s")),

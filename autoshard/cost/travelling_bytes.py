@@ -27,6 +27,9 @@ class Ends(NamedTuple):
     embedding's own backward; leaving, of what is on its way when the model's own loss runs backward; predicting, of the
     bucket that is gathered behind the module's head.
 
+    frozen: elements that are gathered and not trained, of the embedding, and of the head, or of both where they are one
+    table.
+
     chunks_loss: whether losses come in chunks, each of which adds to the gradient of the head: all that a loss works
     with is there with it, and what it keeps. between: what travels of the head apart from its table, between that and
     the blocks; 0 for nothing.
@@ -40,6 +43,8 @@ class Ends(NamedTuple):
     predicting: Number = 0.0
     chunks_loss: bool = False
     between: Number = 0.0
+    frozen_first: Number = 0.0
+    frozen_last: Number = 0.0
 
 
 class Loss(NamedTuple):
@@ -64,6 +69,19 @@ class Ahead(NamedTuple):
     others: Number
 
 
+class FrozenAround(NamedTuple):
+    """Elements of blocks that are gathered and not trained, 0 for none, over rows. in_front: of the block in front of
+    the head, while that runs backward. behind: of the block behind the embedding, while that runs forward.
+
+    embedding_bytes, head_bytes: beside kept activations, what the embedding works with forward, and the head where most
+    of its own matrices are at work."""
+
+    in_front: Number = 0.0
+    behind: Number = 0.0
+    embedding_bytes: Number = 0.0
+    head_bytes: Number = 0.0
+
+
 class Sizes(NamedTuple):
     """Bytes of a weight and its gradient, of a weight that is gathered, and of a gradient as it is sent."""
 
@@ -77,18 +95,19 @@ def loss_work_bytes(logit_bytes: int) -> int:
     return logit_bytes + (PROBABILITY_BYTES if logit_bytes < PROBABILITY_BYTES else 0)
 
 
-def gathered_ahead(kinds: Sequence[Turns], own: int, in_front: Sequence[Sequence[Number]]) -> Ahead:
+def gathered_ahead(asked_first: Sequence[Number], own: int, in_front: Sequence[Sequence[Number]]) -> Ahead:
     """The elements that are gathered of a block in front while one of a kind runs backward, the most of several chunks:
     of its own kind where there is one, as kinds mostly come in runs, else of the largest other one.
 
-    kinds: the turns of all kinds. own: the place of that kind. in_front: by chunk as cost.rank.Around has it.
+    asked_first: what backward asks for first of a block of each kind. own: the place of that kind. in_front: by chunk
+    as cost.rank.Around has it.
     """
-    asked, found = kinds[own].asked_first, []
+    asked, found = asked_first[own], []
     for counts in in_front:
         other: Number = 0.0
         for place, count in enumerate(counts):
             if place != own and anywhere(count):
-                other = largest(other, where(count > 0, kinds[place].asked_first, 0.0))
+                other = largest(other, where(count > 0, asked_first[place], 0.0))
         of_own = counts[own]
         found.append((where(of_own > 0, asked, other), where(of_own > 1, asked, other), (of_own > 0) * 1.0))
     return Ahead(*(reduce(largest, numbers) for numbers in zip(*found, strict=True)))
@@ -138,6 +157,7 @@ def in_work_bytes(
     gone_bytes: Number,
     opening: Number,
     closing: Number,
+    frozen: FrozenAround = FrozenAround(),  # noqa: B008  a frozen value
 ) -> Number:
     """Bytes beside kept activations at the worst moment of a microbatch, over rows.
 
@@ -145,6 +165,9 @@ def in_work_bytes(
     gone_bytes: of all that is kept, what is gone when the embedding does. opening: elements of the larger
     bucket of the block in front of the head, 0 for none. closing: of the bucket that is on its way when the embedding
     runs backward.
+
+    What is not trained is whole while the head runs backward, and for the embedding's forward, which is over before its
+    blocks keep anything of the microbatch; a table that both have, until the backward of all is over.
 
     What leaves of a table is there twice at first, as backward left it and as it is sent, and with it the rank's shard
     of what arrives; beside the head's what is still there of the head, and before that its weights and gradients of
@@ -164,9 +187,16 @@ def in_work_bytes(
         of_blocks = of_blocks + ends.tied * first * (whole + parameter) + ends.waiting * parameter
         on_table = first * (whole + SUMMED_GRADIENTS * parameter) + before_table
         of_embedding = where(ends.tied > 0, largest(on_table, table_leaves), of_embedding)
+    if anywhere(ends.frozen_first):
+        of_forward = (ends.frozen_first + frozen.behind) * whole + frozen.embedding_bytes
+        of_embedding = largest(of_embedding, where(ends.frozen_first > 0, of_forward, 0.0))
+    if anywhere(ends.tied):
+        of_blocks = of_blocks + ends.tied * ends.frozen_last * whole
     share, probability = 1 / loss_work_bytes(parameter), PROBABILITY_BYTES
     gathered, leaving = last * (whole + parameter), last * (parameter + on_its_way)
     gradients_of_logits = largest(parameter * share * loss_work, head_work)
+    if anywhere(ends.frozen_last):
+        gradients_of_logits = largest(gradients_of_logits, frozen.head_bytes)
     of_tables = gathered + ends.tied * first * (whole + parameter)
     of_logits = gradients_of_logits + of_tables
     if ends.chunks_loss:
@@ -191,6 +221,7 @@ def in_work_bytes(
     if predicts:
         on_prediction = kept_by_loss - probabilities + gradients_of_logits + gathered + ends.predicting * whole
         of_head = largest(of_head, of_module * on_prediction)
+    of_head = of_head + (ends.frozen_last + (1 - ends.tied) * frozen.in_front) * whole
     return largest(largest(of_blocks, of_head), of_embedding - gone_bytes) - kept_by_loss
 
 

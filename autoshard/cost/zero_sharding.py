@@ -2,13 +2,15 @@
 
 A unit, a block or a table at an end of the model, sends its gradients when a microbatch's backward is through with it;
 under ZeRO-3 it gathers its weights before forward and again before backward, and casts them then if its products read
-them quantised and they do not travel so. Norms and biases stay whole. What of it hides behind work: cost/passes.py.
+them quantised and they do not travel so. Weights that are not trained are gathered likewise, apart from the others.
+Norms and biases stay whole. What of it hides behind work: cost/passes.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from autoshard.cost.backward_release import Moments
@@ -78,6 +80,9 @@ class Turns(NamedTuple):
     come when most is there after the late moment. back_later: as back_after, where more have, which count as all.
     together: 1 where all gradients leave at the block's end, as those of one bucket do; else 0. last_on_its_way: of the
     gradients that are being summed when the backward of the next block begins, and what this rank gets of them.
+    frozen_all and the like: elements that are gathered and not trained, as `Frozen` has them. frozen_forward: what is
+    there most of the unit forward beside what it keeps, frozen_again: where all of it runs again in backward; and
+    frozen_back: what is freed when most of them are at work in an end of the model, in hidden activations.
     """
 
     all: Number
@@ -104,6 +109,15 @@ class Turns(NamedTuple):
     back_later: Number = 0.0
     together: Number = 0.0
     last_on_its_way: Number = 0.0
+    frozen_all: Number = 0.0
+    frozen_most: Number = 0.0
+    frozen_beside: Number = 0.0
+    frozen_first: Number = 0.0
+    frozen_opening: Number = 0.0
+    frozen_closing: Number = 0.0
+    frozen_forward: Number = 0.0
+    frozen_again: Number = 0.0
+    frozen_back: Number = 0.0
 
     def run_again(self, some: Any, whole: Any) -> Turns:
         """The turns where backward runs the block's forward again. some: whether any of it, which asks for the rest of
@@ -114,6 +128,9 @@ class Turns(NamedTuple):
         waits = where(some, 0.0, self.waits)
         together = where(whole, 1.0, self.together)
         at_end = {"back_leaving": back_leaving, "leaving_tile_bytes": leaving_tile_bytes, "together": together}
+        if anywhere(self.frozen_all):
+            at_once = (where(some, self.frozen_all, number) for number in (self.frozen_most, self.frozen_beside))
+            at_end |= dict(zip(("frozen_most", "frozen_beside"), at_once, strict=True))
         return self._replace(waits=waits, **at_end)
 
     @property
@@ -138,6 +155,46 @@ class Turns(NamedTuple):
 
 
 NO_TURNS = Turns(0, 0, 0, 0, 0, 0.0, 0.0, 0.0)
+
+
+class Frozen(NamedTuple):
+    """Elements of a unit's weights that are not trained, where ZeRO-3 gathers them: all of them; the most that are
+    whole or on their way at one time of its backward; the most while some of the block in front are on their way; those
+    that come first, while the block behind is at work; those that forward reads first; those that are whole when it
+    comes to what it reads last, while some of what is behind the unit are on their way."""
+
+    all: float = 0.0
+    most: float = 0.0
+    beside: float = 0.0
+    first: float = 0.0
+    opening: float = 0.0
+    closing: float = 0.0
+
+
+def frozen_in_turns(matrices: Counts, mesh: Mesh, reads: Sequence[tuple[tuple[str, ...], int, int]]) -> Frozen:
+    """Experts are shared by fewer ranks than the rest of their block and gathered apart. What backward asks for stays
+    until it asks for what is read in front of all of that; meanwhile what forward used before arrives.
+
+    matrices: those that are not trained, by the axes of those that share them. reads: by these axes the first and the
+    last step that reads any, in the order of the first ones; without, nothing is known but that each is whole when it
+    is read.
+    """
+    counts = {axes: count for axes, count in matrices.items() if mesh.size(axes) > 1}
+    in_order = [(counts[axes], first, last) for axes, first, last in reads if axes in counts]
+    if not in_order:
+        largest_bucket = max(counts.values(), default=0.0)
+        return Frozen(all=largest_bucket, most=largest_bucket)
+    elements = [count for count, *_ in in_order]
+    closing = sum(count for count, _, last in in_order if last >= in_order[-1][1])
+    found = Frozen(all=sum(elements), first=elements[-1], opening=elements[0], closing=closing)
+    whole, arriving, in_front = set[int](), set[int](), False
+    for place in sorted(range(len(in_order)), key=lambda place: -in_order[place][2]):
+        whole = {one for one in whole if in_order[one][1] <= in_order[place][2]} | {place}
+        arriving = (arriving | ({place - 1} if place else set())) - whole
+        in_front = in_front or not place
+        at_once = sum(elements[one] for one in whole | arriving)
+        found = found._replace(most=max(found.most, at_once), beside=max(found.beside, in_front * at_once))
+    return found
 
 
 def in_turns(matrices: Counts, mesh: Mesh, times: Moments = NO_MOMENTS, hidden_bytes: float = 1.0) -> Turns:
@@ -223,7 +280,7 @@ STAYS = Travelling(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, NO_TURNS)
 class Unit(NamedTuple):
     """Elements of a block or an end of the model on one rank, over rows. owned: those whose optimizer state it keeps.
     travelling: STAYS where no row is under ZeRO-2 or -3. copies_bytes: held beside the parameters for products that
-    read them quantised; 0.0 where no row has any. frozen: further elements, which are not trained and not shared; 0.0
+    read them quantised; 0.0 where no row has any. frozen: further elements that it holds, which are not trained; 0.0
     where no row has any. chunks_loss: whether the loss that it ends in, if it does in any row, comes in chunks.
 
     Of gradients beside their sums: handed_over: elements that a backward has all together at its end, a microbatch's
@@ -358,7 +415,8 @@ class Contents(NamedTuple):
     """A block or an end of the model on one rank: elements by the axes over which their gradient is summed once a step;
     of these, matrices, which ZeRO-2 and -3 share; how many parameters these are; moments of its backward; of the
     matrices, those that products read quantised; further elements, which are not trained; whether it ends in a loss in
-    chunks; elements of the head's table where two losses read it."""
+    chunks; elements of the head's table where two losses read it; further matrices, which are not trained, by the axes
+    of the ranks that share them under ZeRO-3."""
 
     parameters: Counts = {}
     matrices: Counts = {}
@@ -368,6 +426,7 @@ class Contents(NamedTuple):
     frozen: float = 0
     chunks_loss: bool = False
     head_gradients: float = 0
+    frozen_matrices: Counts = {}
 
 
 def contents_of(part: Part | ProgramWork) -> Contents:
@@ -469,14 +528,24 @@ def mesh_state(
         parameters, owned = float(sum(counts.values())), owned_elements(counts, mesh, zero)
         shared = sum(count for axes, count in quantized.items() if zero == 3 and mesh.size(zero_axes(axes)) > 1)
         copies_bytes = (sum(quantized.values()) - shared) * more_bytes
+        shared_by = {axes: mesh.size(axes) if zero == 3 else 1 for axes in of.frozen_matrices}
+        frozen += sum(count / shared_by[axes] for axes, count in of.frozen_matrices.items())
         others = copies_bytes, float(frozen), chunks_loss
         if zero < 2:
             return Unit(parameters, owned, STAYS, *others, *gradients_of(of, parameters, is_block))
-        gather_s, scatter_s = moved(matrices, zero, precision, mesh, cluster, quantized)
+        gather_s, scatter_s = moved(matrices, zero, precision, mesh, cluster, quantized, of.frozen_matrices)
         again_s = 0.0 if reads_table_once else gather_s
         weights, sums = (held_elements(counts, matrices, mesh, zero >= stage) for stage in (3, 2))
         of_matrices = (matrices, mesh, times, hidden_bytes)
         turns = in_turns(*of_matrices) if is_block else end_turns(contents.table, *of_matrices)
+        if zero == 3 and of.frozen_matrices:
+            in_turn = frozen_in_turns(of.frozen_matrices, mesh, times.frozen)
+            turns = turns._replace(
+                **{f"frozen_{name}": number for name, number in in_turn._asdict().items()},
+                frozen_forward=times.forward[0] / hidden_bytes,
+                frozen_again=times.forward[1] / hidden_bytes,
+                frozen_back=times.on_frozen.given_back / hidden_bytes,
+            )
         cast_s = 0.0
         if shared and casts_gathered(precision):
             assert precision.products is not None
@@ -514,15 +583,25 @@ def mean_unit(units: Sequence[Unit], counts: Sequence[Number]) -> Unit:
     return Unit(parameters, owned, Travelling._make((*means, turns)), **others)
 
 
-def moved(matrices: Counts, zero: int, precision: Precision, mesh: Mesh, cluster: Cluster, quantized: Counts) -> Moved:
-    """Seconds of a unit with these matrices under ZeRO-2 or -3. quantized: of them, those that products read so."""
+def moved(
+    matrices: Counts,
+    zero: int,
+    precision: Precision,
+    mesh: Mesh,
+    cluster: Cluster,
+    quantized: Counts,
+    frozen: Counts = MappingProxyType({}),
+) -> Moved:
+    """Seconds of a unit with these matrices under ZeRO-2 or -3. quantized: of them, those that products read so.
+    frozen: further ones, which are not trained."""
     counts = tuple((axes, count, quantized.get(axes, 0)) for axes, count in matrices.items())
-    return _moved(counts, zero, precision, mesh_order(mesh), cluster)
+    return _moved(counts, tuple(frozen.items()), zero, precision, mesh_order(mesh), cluster)
 
 
 @lru_cache(maxsize=4096)
 def _moved(
     matrices: tuple[tuple[tuple[str, ...], int, int], ...],
+    frozen: tuple[tuple[tuple[str, ...], int], ...],
     zero: int,
     precision: Precision,
     order: tuple[tuple[str, int], ...],
@@ -536,6 +615,8 @@ def _moved(
             scatter_s += collective_time_s("reduce_scatter", count * reduced, shape, cluster)
             size = count * parameter + quantized * gathered_difference_bytes(precision)
             gather_s += collective_time_s("all_gather", size, shape, cluster) if zero == 3 else 0.0
+    for axes, count in frozen if zero == 3 else ():
+        gather_s += collective_time_s("all_gather", count * parameter, group_shape(order, axes, cluster), cluster)
     return Moved(gather_s, scatter_s)
 
 

@@ -240,7 +240,9 @@ def _facts(plan: Plan, wanted: Collection[str] | None) -> Iterator[tuple[str, st
         "optimizer": lambda: _optimizer(plan),
         "attention": lambda: _attention(plan),
         "experts": lambda: _experts(plan) if plan.model.is_moe else None,
-        "adapters": lambda: None if plan.model.lora is None else _adapters(plan.model, plan.model.lora),
+        "adapters": lambda: (
+            None if plan.model.lora is None else _adapters(plan.model, plan.model.lora, plan.strategy.zero)
+        ),
         "loss": lambda: _loss(plan.training.loss_chunks) if plan.training.loss_chunks > 1 else None,
         "graphs": lambda: _graphs(plan) if plan.cluster.compiles else None,
     }
@@ -363,11 +365,12 @@ def _spread(plan: Plan, etp: int) -> str:
     return f"{plan.model.num_local_experts // s.ep} on each of ep={s.ep} ranks ({ranks}) {where}, {cut} (etp={etp})"
 
 
-def _adapters(model: ModelSpec, lora: Lora) -> str:
-    """Beside which layers adapters stand, and how much of the model is learned."""
+def _adapters(model: ModelSpec, lora: Lora, zero: int) -> str:
+    """Beside which layers adapters stand, and how much of the model is learned. zero: the stage of ZeRO."""
     learned, whole = (format_count(count(model)) for count in (learned_count, parameter_count))
     of = f"LoRA of rank {lora.r} (lora_alpha {lora.lora_alpha:g}) beside {', '.join(lora.target_modules)}"
-    return f"{of}; {learned} of {whole} parameters are learned, the others lie whole on each rank that has them"
+    others = "ZeRO-3 shards the others, too" if zero == 3 else "the others lie whole on each rank that has them"
+    return f"{of}; {learned} of {whole} parameters are learned, {others}"
 
 
 def _graphs(plan: Plan) -> str:

@@ -64,7 +64,8 @@ def _frozen(graph: Graph, tensor: Tensor) -> Tensor:
     """A parameter that is not learned; it stays in the dtype that it had (`Graph.rounded`). An input as it is."""
     if tensor.role != "parameter":
         return tensor
-    return replace(tensor, differentiable=False, matrix=graph.rounded(tensor))
+    is_matrix = tensor.name in graph.matrices
+    return replace(tensor, differentiable=False, matrix=is_matrix, rounded=graph.rounded(tensor))
 
 
 def _matrices(graph: Graph, op: Operator) -> tuple[Tensor, Tensor]:

@@ -40,6 +40,8 @@ class Tensor:
     matrix: whether a parameter is a matrix, which weight decay applies to; None: the operators that read it say so.
     counted: whether an input is among what its readers keep for backward; not where another block keeps it too, and
     counts it.
+    rounded: of a parameter that is not learned, whether it is held in the dtype of the weights; None: if it is a
+    matrix.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Tensor:
     differentiable: bool = True
     matrix: bool | None = None
     counted: bool = True
+    rounded: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -119,9 +122,10 @@ class Graph:
         )
 
     def rounded(self, tensor: Tensor) -> bool:
-        """Whether a parameter is held in the dtype of the weights: all that are learned are, and all matrices. What is
-        neither, such as the bias of a router's choice, is FP32 at least, as published checkpoints have it."""
-        return tensor.differentiable or tensor.name in self.matrices
+        """Whether a parameter is held in the dtype of the weights: all that are learned are, or would be without
+        adapters, and all matrices. What is neither, such as the bias of a router's choice, is FP32 at least, as
+        published checkpoints have it."""
+        return tensor.differentiable or (tensor.name in self.matrices if tensor.rounded is None else tensor.rounded)
 
 
 class GraphBuilder:

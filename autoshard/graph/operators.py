@@ -231,6 +231,12 @@ class Embedding(OperatorKind):
     The last dim of the table is a row's; rows may be counted over several dims before it, of which the first may be
     split."""
 
+    def inner_forward_bytes(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
+        """Bytes of the rows before those that other ranks hold are set to zero, where the table is split."""
+        output, split = graph.tensors[op.output], graph.tensors[op.inputs[1]].dims[0]
+        is_whole = sizes[split] == graph.sizes[split]
+        return 0.0 if is_whole else float(output.element_bytes * num_elements(graph, op.output, sizes))
+
     def backward_flops_ratio(self, op: Operator, graph: Graph) -> float:
         return 1.0
 

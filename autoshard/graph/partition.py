@@ -71,6 +71,10 @@ class Program:
         """The tensor behind a view's name."""
         return self.graph.tensors[view.partition("@")[0]]
 
+    def copied_along(self, parameter: str) -> tuple[str, ...]:
+        """The axes along which ranks have the same elements of a parameter."""
+        return tuple(axis for axis, entry in zip(self.axes, self.states[parameter], strict=True) if entry == INVARIANT)
+
     @cached_property
     def local_bytes(self) -> Mapping[str, int]:
         """Bytes on one rank of every tensor and view that has a state, by name."""

@@ -1,8 +1,9 @@
 """Group parameters into flat buckets: those whose gradients need the same sums travel together.
 
 Up to ZeRO-1 they travel once, at the end of a step. Under ZeRO-2 and ZeRO-3 each block has buckets of its own, whose
-gradients are reduce-scattered as soon as a microbatch's backward is through with the block. The runtime builds the
-buckets from this; the cost model counts and prices their collectives.
+gradients are reduce-scattered as soon as a microbatch's backward is through with the block. Under ZeRO-3 weights that
+are not learned have buckets of their own, too, which are gathered as others are. The runtime builds the buckets from
+this; the cost model counts and prices their collectives.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from math import ceil
 
 from autoshard.graph.count import operator_steps, parameter_elements
 from autoshard.graph.operators import KINDS
-from autoshard.graph.partition import Program
-from autoshard.graph.recompute import block_of
+from autoshard.graph.partition import GatherEinsumStep, Program, RedistributeStep
+from autoshard.graph.recompute import block_of, segments
 from autoshard.graph.states import State
 from autoshard.layout.mesh import REPLICA_AXES, ZERO_AXES, Mesh
 
@@ -26,12 +27,14 @@ class BucketKey:
     sum_axes: all-reduced over these (tensor-parallel axes: norms under sequence parallelism, replicated keys and
     values); before it is scattered, or after that if it has a unit.
     shard_axes: reduce-scattered over these (all-reduced without ZeRO).
-    copies: devices of the stage that then hold the same elements; the gradient norm counts them once.
-    decay: whether weight decay applies: to matrices (`Graph.matrices`), not to norms and biases.
+    copies: devices of the stage that then hold the same elements; the gradient norm counts them once. 1 without one.
+    decay: whether weight decay applies: to matrices (`Graph.matrices`), not to norms and biases. Of what is not
+    learned, whether it is held in the dtype of the weights (`Graph.rounded`).
     unit: the block, or the one parameter outside of blocks, that travels by itself in every microbatch; "" for
     gradients that travel once a step.
     replica_axes: all-reduced over these once a step, last of all: what this rank then has of them, its shard.
-    learned: whether there are gradients at all; parameters without them are never updated, shared or sent.
+    learned: whether there are gradients at all; parameters without them are never updated, and nothing is sent of them
+    but the matrices that ZeRO-3 gathers: those have shard_axes and a unit, all others neither.
     """
 
     sum_axes: tuple[str, ...]
@@ -48,15 +51,27 @@ def bucket_key(program: Program, name: str, mesh: Mesh, tied: frozenset[str], ze
 
     ZeRO-2 and -3 leave norms and biases as they are under ZeRO-1: a collective for each would cost more than they hold.
     """
+    tensor, is_matrix = program.graph.tensors[name], name in program.graph.matrices
+    learned, shard = tensor.differentiable, sharing_axes(program, name)
+    if not learned and not (zero == 3 and is_matrix):
+        shard = ()
+    copied = (axis for axis in program.copied_along(name) if learned and axis not in shard)
+    copies = mesh.size(copied) * (2 if name in tied else 1)
+    unit = block_of(name) if zero >= 2 and shard and is_matrix else ""
     sync = program.gradient_sync.get(name, ())
-    shard = tuple(axis for axis in sync if axis in ZERO_AXES)
-    replicated = [axis for axis, entry in zip(program.axes, program.states[name], strict=True) if entry == "I"]
-    copies = mesh.size(axis for axis in replicated if axis not in shard) * (2 if name in tied else 1)
-    decay = name in program.graph.matrices
-    unit = block_of(name) if zero >= 2 and shard and decay else ""
     replicas = tuple(axis for axis in sync if axis in REPLICA_AXES)
     others = tuple(axis for axis in sync if axis not in (*ZERO_AXES, *REPLICA_AXES))
-    return BucketKey(others, shard, copies, decay, unit, replicas, program.graph.tensors[name].differentiable)
+    return BucketKey(
+        others, shard, copies, program.graph.rounded(tensor) if not learned else is_matrix, unit, replicas, learned
+    )
+
+
+def sharing_axes(program: Program, name: str) -> tuple[str, ...]:
+    """The axes along which ranks may share a parameter, each a part of it: of one that is learned those that sum its
+    gradient, of another one those along which ranks have the same elements."""
+    learned = program.graph.tensors[name].differentiable
+    axes = program.gradient_sync.get(name, ()) if learned else program.copied_along(name)
+    return tuple(axis for axis in axes if axis in ZERO_AXES)
 
 
 def tied_parameters(first: Program, last: Program) -> frozenset[str]:
@@ -146,19 +161,33 @@ def units(program: Program, mesh: Mesh, tied: frozenset[str], zero: int) -> dict
     return {keys[name]: tuple(held[keys[name]]) for name in read}
 
 
-def read_in_backward(program: Program, names: Iterable[str]) -> bool:
-    """Whether backward reads the values of any of these parameters, so that ZeRO-3 gathers them again."""
-    return not _read_in_backward(program).isdisjoint(names)
+def read_in_backward(program: Program, names: Iterable[str], recompute: str) -> bool:
+    """Whether backward reads the values of any of these parameters, so that ZeRO-3 gathers them again. recompute: name
+    of the stage's set: what runs again is given all that it reads."""
+    return not (_read_in_backward(program) | _run_again(program, recompute)).isdisjoint(names)
 
 
 def _read_in_backward(program: Program) -> frozenset[str]:
-    """The inputs that backward reads, kept with the program."""
+    """The inputs that backward reads, kept with the program: of operators that some gradient comes to."""
     known: frozenset[str] | None = program.__dict__.get("_read_in_backward")
     if known is None:
-        known = program.__dict__["_read_in_backward"] = frozenset(
-            one.inputs[index]
-            for step in program.steps
-            for one in operator_steps(step)
-            for index in KINDS[one.operator.kind].saved_inputs(one.operator, program.graph)
-        )
+        reached, found = set(program.outputs), set[str]()
+        for step in reversed(program.steps):
+            if isinstance(step, RedistributeStep):
+                reached.update({step.source} if step.target in reached else ())
+            for one in operator_steps(step):
+                op, kind = one.operator, KINDS[one.operator.kind]
+                if op.output in reached:
+                    reached.update(view for i, view in enumerate(one.inputs) if kind.passes_gradient(op, i))
+                    found.update(one.inputs[i] for i in kind.saved_inputs(op, program.graph))
+            if isinstance(step, GatherEinsumStep) and step.gather.target in reached:
+                reached.add(step.gather.source)
+        known = program.__dict__["_read_in_backward"] = frozenset(found)
     return known
+
+
+def _run_again(program: Program, recompute: str) -> set[str]:
+    """The inputs of all steps in segments that run again."""
+    repeated = (one for one in segments(program, recompute) if one.recomputed)
+    steps = (step for one in repeated for step in program.steps[one.start : one.stop])
+    return {view for step in steps for one in operator_steps(step) for view in one.inputs}

@@ -44,7 +44,6 @@ IN_FEWER_BITS = (
 NO_SUCH_PRODUCTS = "{said}: priced in {own}; {device} has no products in {precision}"
 KEPT_WIDE = "{said}: priced with all blocks in {precision}; --keep-bf16 {keep} prices that"
 ADAPTERS = "{said}: adapters are trained in place of the weights, as --lora {lora} has it"
-FROZEN_WHOLE = "weights that are not trained lie whole on each rank in the price; FSDP and ZeRO-3 shard them too"
 EVEN_SHARE = "each got its even share of tokens (capacity factor 1)"
 ONE_RUN = (
     "the file's pipeline takes {count} sequences of a replica and empties, {runs:g} times a step; priced as if all "
@@ -166,8 +165,6 @@ def read_written(file: str, given: Mapping[str, Any], recipes: bool = True) -> W
         more: tuple[str, ...] = ()
         if written.kv_copies not in (None, copies):
             more += (COPIES.format(said=written.kv_copies, copies=copies),)
-        if problem.model.lora is not None and strategy.zero == 3:
-            more += (FROZEN_WHOLE,)
         rest = (said, (*warnings, *more), written.left_out, written.not_priced)
         form, backend = written.form, request.backend
         return Written(problem, strategy, form, backend, *rest, own_cut=own_cut, sought=sought(request))

@@ -30,7 +30,7 @@ def step_collectives(plan: Plan, pipeline_rank: int) -> Counter[Collective]:
     tied = tied_parameters(programs[0], programs[len(programs) - 1])
     for index in stages:
         counts = _microbatch(programs[index], plan.strategy.recompute[index])
-        counts.update(_travelling(plan, programs[index], tied))
+        counts.update(_travelling(plan, programs[index], tied, plan.strategy.recompute[index]))
         for collective, count in counts.items():
             total[collective] += count * plan.num_microbatches
     total.update(_sync(plan, [programs[index] for index in stages], tied))
@@ -50,11 +50,11 @@ def _microbatch(program: Program, recompute: str) -> Counter[Collective]:
     return counts
 
 
-def _travelling(plan: Plan, program: Program, tied: frozenset[str]) -> list[Collective]:
+def _travelling(plan: Plan, program: Program, tied: frozenset[str], recompute: str) -> list[Collective]:
     """Collectives of one microbatch that carry gradients and parameters under ZeRO-2 and -3.
 
-    Every unit's gradients are scattered. Under ZeRO-3 its parameters are gathered for forward, and once more where
-    backward reads them.
+    Every unit's gradients are scattered, where it is learned. Under ZeRO-3 its parameters are gathered for forward, and
+    once more where backward reads them.
     """
     precision, zero = plan.training.precision, plan.strategy.zero
     elements, collectives = parameter_elements(program), []
@@ -63,10 +63,11 @@ def _travelling(plan: Plan, program: Program, tied: frozenset[str]) -> list[Coll
         size = count * DTYPE_BYTES[precision.parameter_dtype]
         if zero == 3:
             collectives.append(Collective("forward", "all_gather", key.shard_axes, size))
-            if read_in_backward(program, names):
+            if read_in_backward(program, names, recompute):
                 collectives.append(Collective("backward", "all_gather", key.shard_axes, size))
-        size = count * DTYPE_BYTES[precision.gradient_reduce_dtype]
-        collectives.append(Collective("backward", "reduce_scatter", key.shard_axes, size))
+        if key.learned:
+            size = count * DTYPE_BYTES[precision.gradient_reduce_dtype]
+            collectives.append(Collective("backward", "reduce_scatter", key.shard_axes, size))
     return collectives
 
 
@@ -91,6 +92,8 @@ def _sync(plan: Plan, programs: list[Program], tied: frozenset[str]) -> list[Col
         if key.replica_axes:
             size = count // plan.mesh.size(key.shard_axes) * gradient_bytes
             collectives.append(Collective("sync", "all_reduce", key.replica_axes, size))
+        if not key.learned:
+            continue
         if key.unit:
             if key.sum_axes:
                 size = count // plan.mesh.size(key.shard_axes) * gradient_bytes

@@ -186,7 +186,7 @@ def state_of(plan: Plan, rank: int) -> list[tuple[torch.Tensor, ...]]:
     settings = OptimizerSettings(1e-3, zero=plan.strategy.zero)
     place = (torch.float32, torch.device("cpu"))
     for program, local in held:
-        sharded = ShardedWeights(program, plan.mesh, groups, settings, frozenset(tied), *place)
+        sharded = ShardedWeights(program, plan.mesh, groups, settings, frozenset(tied), "none", *place)
         for name, bucket in sharded.bucket_of.items():
             bucket.fill(name, local.pop(name))
         modules.append(Held(program, {name: nn.Parameter(value) for name, value in local.items()}, sharded))

@@ -57,7 +57,7 @@ def test_memory_is_the_bytes_of_the_matrix_alone(zero: int) -> None:
     fixed, learned = (state_terms(planned(strategy(dp=2, zero=zero), model=one)) for one in (MODEL, model))
     layers, other = MODEL.num_hidden_layers, 3 * 8 * MODEL.hidden_size  # of an MLP, which LEARNED has more of
     weights, sums, state = (2 if zero >= stage else 1 for stage in (3, 2, 1))
-    expected = (2 * (ELEMENTS - (ELEMENTS + other) / weights), -4 * (ELEMENTS + other) / sums)
+    expected = (-2 * other / weights, -4 * (ELEMENTS + other) / sums)
     found = [one - all_learned for one, all_learned in zip(fixed, learned, strict=True)]
     per_layer = [*expected, -12 * (ELEMENTS + other) / state]  # a plan's numbers have six digits
     assert found == pytest.approx([layers * size for size in per_layer], rel=1e-3)

@@ -62,7 +62,7 @@ def test_backward_reads_every_matrix_of_a_block(model: ModelSpec) -> None:
         found = program(model, layer)
         matrices = {name for name in found.graph.matrices if found.graph.tensors[name].differentiable}
         assert matrices
-        assert all(read_in_backward(found, [name]) for name in matrices)
+        assert all(read_in_backward(found, [name], "none") for name in matrices)
 
 
 def test_flops_of_the_gated_delta_rule() -> None:

@@ -61,7 +61,11 @@ def random_problem(seed: int) -> OperatorProblem:
     last = graph.operators[-1].output
     wants = given["hidden"] if graph.tensors[last].dims == tuple(HIDDEN.split()) and rng.random() < 0.7 else None
     row = MemoryRow(
-        lambda shared, matrix: 8.0 + 4 * len(shared) - 3 * matrix, rng.uniform(1, 4), 1.0, rng.uniform(0, 2), inf
+        lambda shared, matrix, learned: 8.0 + 4 * len(shared) - 3 * matrix - 2 * (not learned),
+        rng.uniform(1, 4),
+        1.0,
+        rng.uniform(0, 2),
+        inf,
     )
     return OperatorProblem(graph, axes, options, given, {last: wants}, random_prices(rng, (row,)))
 

@@ -137,10 +137,6 @@ def test_axolotl() -> None:
             {"adapter": "qlora", "peft": {"backend": "torchao", "weight_dtype": "nf4"}},
             "peft.weight_dtype='nf4': priced with weights in half precision",
         ),
-        (
-            {"fsdp_version": 1, "fsdp_config": {"reshard_after_forward": True}, "bf16": True},
-            "weights that are not trained lie whole on each rank in the price; FSDP and ZeRO-3 shard them too",
-        ),
     ],
 )
 def test_what_is_not_in_the_price(changes: dict[str, Any], warning: str) -> None:

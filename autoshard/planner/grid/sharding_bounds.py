@@ -97,12 +97,14 @@ def _among(tp: int, unit: Contents) -> Contents:
         between=Moment(LARGE, others) if others else NO_MOMENT,
         put_off=unit.moments.put_off // tp,
         gathered=unit.moments.gathered,
+        on_frozen=Moment(LARGE, {}),
     )
     return Contents(
         parameters,
         matrices,
         moments=moments,
         frozen=unit.frozen // tp,
+        frozen_matrices={axes: count // tp for axes, count in unit.frozen_matrices.items()},
         chunks_loss=unit.chunks_loss,
         head_gradients=unit.head_gradients // tp,
     )

@@ -245,14 +245,16 @@ def _rows(problem: Problem, strategy: Strategy, mesh: Mesh) -> tuple[MemoryRow, 
 
 def _row(problem: Problem, strategy: Strategy, mesh: Mesh, load: RankLoad) -> MemoryRow:
     @cache
-    def state_bytes(axes: Axes, matrix: bool) -> float:
+    def state_bytes(axes: Axes, matrix: bool, learned: bool) -> float:
         element, precision = {axes: 1}, problem.training.precision
-        contents = ModelContents({0: Contents(element, element if matrix else {})}, Contents())
+        one = Contents(element, element if matrix else {})
+        if not learned:
+            one = Contents(frozen_matrices=element) if matrix else Contents(frozen=1)
+        contents = ModelContents({0: one}, Contents())
         block = mesh_state(contents, 1.0, strategy.zero, precision, mesh, problem.cluster).block
         return float(sum(living_bytes(load.num_blocks, load.most_blocks * block.handed_over, block, (), precision)[:3]))
 
-    fixed_bytes = float(load.num_blocks * DTYPE_BYTES[problem.training.precision.parameter_dtype])
-    return MemoryRow(state_bytes, float(load.in_flight * load.most_blocks), 1.0, 1.0, inf, fixed_bytes)
+    return MemoryRow(state_bytes, float(load.in_flight * load.most_blocks), 1.0, 1.0, inf)
 
 
 def _with_room(

@@ -20,13 +20,14 @@ from autoshard.graph.count import (
 )
 from autoshard.graph.partition import OperatorStep, Program, RedistributeStep, Step
 from autoshard.graph.recompute import kept_activations, replayed_activations, segments
+from autoshard.layout.buckets import sharing_axes
 
 Axes = tuple[str, ...]
 
 
 class Stored(NamedTuple):
-    """A parameter as a rank holds it. elements: local ones. axes: over which its gradient is summed. matrix, learned:
-    whether it is."""
+    """A parameter as a rank holds it. elements: local ones. axes: over which its gradient is summed; without one,
+    those of the ranks that may share it. matrix, learned: whether it is."""
 
     elements: int
     axes: Axes
@@ -38,22 +39,20 @@ class Stored(NamedTuple):
 class MemoryRow:
     """One rank's memory, as far as choices decide it, and what is left for that.
 
-    state_bytes: of one local element of a parameter whose gradient is summed over these axes, all blocks of the rank
-    together; whether it is a matrix's, which ZeRO-2 and -3 share. kept, replay, working: how many times the rank holds
+    state_bytes: of one local element of a parameter by the last three fields of Stored, all blocks of the rank
+    together. kept, replay, working: how many times the rank holds
     what one microbatch keeps in one block, what a replayed segment keeps, and the activations of the largest operator.
-    fixed_bytes: of one local element of a parameter that is not learned, all blocks of the rank together.
     """
 
-    state_bytes: Callable[[Axes, bool], float]
+    state_bytes: Callable[[Axes, bool, bool], float]
     kept: float
     replay: float
     working: float
     capacity_bytes: float
-    fixed_bytes: float = 0.0
 
     def parameter_bytes(self, one: Stored) -> float:
         """Bytes of the state of a parameter, all blocks of the rank together."""
-        return one.elements * (self.state_bytes(one.axes, one.matrix) if one.learned else self.fixed_bytes)
+        return one.elements * self.state_bytes(one.axes, one.matrix, one.learned)
 
 
 @dataclass(frozen=True)
@@ -92,10 +91,11 @@ def program_price(program: Program, prices: Prices) -> Price:
     kept = sum(kept_activations(program, prices.recompute).values())
     working = max((_working_bytes(program, step) for step in program.steps), default=0.0)
     graph = program.graph
-    held = [
-        Stored(count, program.gradient_sync.get(name, ()), name in graph.matrices, graph.tensors[name].differentiable)
-        for name, count in parameter_elements(program).items()
-    ]
+    held = []
+    for name, count in parameter_elements(program).items():
+        learned = graph.tensors[name].differentiable
+        axes = program.gradient_sync.get(name, ()) if learned else sharing_axes(program, name)
+        held.append(Stored(count, axes, name in graph.matrices, learned))
     seconds += sum(one.elements * prices.parameter_s(one.axes) for one in held if one.learned)
     memory = tuple(
         sum(row.parameter_bytes(one) for one in held) + row.kept * kept + row.replay * replay + row.working * working

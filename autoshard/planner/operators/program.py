@@ -28,6 +28,7 @@ from autoshard.graph.partition import (
 )
 from autoshard.graph.redistribute import Axes, NoTransition, Transition, local_sizes, moves_nothing, redistribute
 from autoshard.graph.states import REPLICATED, State, without_gradient
+from autoshard.layout.buckets import sharing_axes
 from autoshard.planner.operators.linear import LinearProgram
 from autoshard.planner.operators.prices import Prices, Stored, with_collectives_s
 from autoshard.planner.operators.replay import KEPT, Replay
@@ -106,8 +107,10 @@ def stored(program: Program, step: OperatorStep) -> Iterator[Stored]:
         if tensor.role == "parameter":
             state = program.states[view]
             sizes = local_sizes(graph, tensor.dims, without_gradient(state), axes)
-            summed = tuple(axis for axis, entry in zip(axes, state, strict=True) if entry == REPLICATED)
-            yield Stored(prod(sizes), summed, tensor.name in graph.matrices, tensor.differentiable)
+            shared = tuple(axis for axis, entry in zip(axes, state, strict=True) if entry == REPLICATED)
+            if not tensor.differentiable:
+                shared = sharing_axes(program, view)
+            yield Stored(prod(sizes), shared, tensor.name in graph.matrices, tensor.differentiable)
 
 
 class OperatorProgram:

@@ -185,12 +185,38 @@ class Leaving:
             total.add_(arrived())
 
 
+class Lent:
+    """The buckets of a stage that are whole for backward and that no gradient leaves: they are not learned."""
+
+    def __init__(self) -> None:
+        self._buckets: list[ShardedBucket] = []
+
+    def add(self, bucket: ShardedBucket) -> None:
+        self._buckets.append(bucket)
+
+    def release(self, step: int = -1) -> None:
+        """Gives up those that no step up to this one reads; backward is through with all behind it. -1: with all."""
+        for bucket in self._buckets:
+            if bucket.reads.first > step:
+                bucket.release()
+        self._buckets = [bucket for bucket in self._buckets if bucket.reads.first <= step]
+
+
+class Reads(NamedTuple):
+    """The places of the first and the last step that backward asks for a bucket for, and whether it asks at all."""
+
+    first: int
+    last: int
+    in_backward: bool
+
+
 class ShardedBucket(_Flat):
     """A unit's parameters, with this rank's shard of their summed gradients; under ZeRO-3 also only a shard of the
     parameters.
 
     `weights` hands the parameters out whole; gradients from their backward are reduce-scattered and added to the shard.
-    Under ZeRO-3 backward reads them from `again`, where they stay until their gradients leave. before, behind: the
+    Under ZeRO-3 backward reads them from `again`, where they stay until their gradients leave; those that are not
+    learned, and have none, until backward asks for a bucket whose steps all lie before theirs. before, behind: the
     buckets that the stage uses before and after this one; their parameters are gathered while this one's are used.
     together: this bucket and those that backward gathers with it.
     """
@@ -203,18 +229,19 @@ class ShardedBucket(_Flat):
         dtype: torch.dtype,
         device: torch.device,
         leaving: Leaving,
-        read_in_backward: bool,
+        lent: Lent,
+        reads: Reads,
     ):
         super().__init__(key, shapes, common)
         s = common.settings
         assert self.data_group is not None and s.zero >= 2
-        self.gathers, self.read_in_backward, self._leaving = s.zero == 3, read_in_backward, leaving
+        self.gathers, self.reads, self._leaving, self._lent = s.zero == 3, reads, leaving, lent
         shard = self._padded // self.shards
         self.parameters = torch.zeros(shard if self.gathers else self._padded, dtype=dtype, device=device)
-        self.gradients = torch.zeros(shard, dtype=s.gradient_dtype, device=device)
-        self._own_masters = s.master_dtype == dtype
+        self.gradients = torch.zeros(shard if key.learned else 0, dtype=s.gradient_dtype, device=device)
+        self._own_masters = s.master_dtype == dtype or not key.learned
         mine = self._shard()
-        self.master = nn.Parameter(mine if self._own_masters else mine.to(s.master_dtype))
+        self.master = nn.Parameter(mine if self._own_masters else mine.to(s.master_dtype), requires_grad=key.learned)
         self.is_first = False
         self.before: tuple[ShardedBucket, ...] = ()
         self.behind: tuple[ShardedBucket, ...] = ()
@@ -238,6 +265,8 @@ class ShardedBucket(_Flat):
 
     def weights(self) -> tuple[torch.Tensor, ...]:
         """All parameters whole, in the order of `names`, for forward."""
+        if not self.key.learned:
+            return tuple(self.views(_not_learned(self.take())).values())
         found: tuple[torch.Tensor, ...] = _Whole.apply(self.master, self)
         return found
 
@@ -259,17 +288,25 @@ class ShardedBucket(_Flat):
         return arrived
 
     def again(self) -> torch.Tensor:
-        """The flat parameters whole for backward, until their gradients leave; it also starts to gather those of the
-        buckets before."""
+        """The flat parameters whole for backward; it also starts to gather those of the buckets before."""
         if self._whole is None:
             if self._arriving is None:  # it is the first of them that backward asks for
                 for one in self.together:
                     one.start()
+            self._lent.release(self.reads.last)
             assert self._arriving is not None
-            self._whole, self._arriving = self._arriving(), None
+            arrived, self._arriving = self._arriving(), None
+            self._whole = arrived
+            if not self.key.learned:
+                self._whole = _not_learned(arrived)
+                self._lent.add(self)
             for one in self.before:
                 one.start()
         return self._whole
+
+    def release(self) -> None:
+        """Gives up the whole parameters."""
+        self._whole = None
 
     def leave(self, gradients: Sequence[torch.Tensor | None]) -> None:
         """Sends one microbatch's gradients; the whole parameters are then released. In the first bucket of a stage, the
@@ -306,6 +343,11 @@ class ShardedBucket(_Flat):
             all_gather_into(self.parameters, rounded, self.data_group)
         elif not self._own_masters:
             self.parameters.copy_(rounded)
+
+
+def _not_learned(whole: torch.Tensor) -> torch.Tensor:
+    """The same values as a weight that is not learned, which views of it are known by."""
+    return nn.Parameter(whole, requires_grad=False)
 
 
 class _Whole(torch.autograd.Function):

@@ -29,9 +29,9 @@ from autoshard.runtime.torch_backend.stage_module import StageModule
 from autoshard.runtime.torch_backend.sums import Sums, row_squares
 
 
-def gradient_axes(program: Program, mesh: Mesh) -> set[tuple[str, ...]]:
-    """The sets of axes that the optimizer communicates over."""
-    keys = [bucket_key(program, tensor.name, mesh, frozenset(), 1) for tensor in program.graph.parameters()]
+def bucket_axes(program: Program, mesh: Mesh, zero: int) -> set[tuple[str, ...]]:
+    """The sets of axes that gradients and parameters travel over."""
+    keys = [bucket_key(program, tensor.name, mesh, frozenset(), zero) for tensor in program.graph.parameters()]
     return {axes for key in keys for axes in (key.sum_axes, key.shard_axes, key.replica_axes) if axes}
 
 

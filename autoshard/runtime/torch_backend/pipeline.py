@@ -140,6 +140,9 @@ class Pipeline:
         root: torch.Tensor = Given.apply(output, arrived.pop()) if arrived else output * self._loss_weight
         del output
         root.backward()
+        sharded = self._modules[action.chunk].sharded
+        if sharded is not None:
+            sharded.lent.release()
         later = self._modules[action.chunk].later
         if later is not None:
             left = later.take()

@@ -17,10 +17,21 @@ from torch.autograd.graph import saved_tensors_hooks
 Outputs = tuple[torch.Tensor, ...]
 
 
-def replayed(run: Callable[..., Outputs], *inputs: torch.Tensor) -> Outputs:
+Hook = Callable[[Any], Any]
+
+
+def _same(x: Any) -> Any:
+    return x
+
+
+def replayed(
+    run: Callable[..., Outputs], *inputs: torch.Tensor, weights: tuple[Hook, Hook] = (_same, _same)
+) -> Outputs:
     """run(*inputs), of which only the inputs are kept. The first time that backward needs what was saved in there, it
-    runs again, up to the last tensor that it saved; each of these is gone when backward has read it."""
-    replay = _Replay(run, inputs)
+    runs again, up to the last tensor that it saved; each of these is gone when backward has read it.
+
+    weights: what autograd keeps of a weight that is not learned, and from that to the weight."""
+    replay = _Replay(run, inputs, weights)
     with saved_tensors_hooks(replay.leave_out, replay.give):
         return run(*inputs)
 
@@ -35,22 +46,24 @@ class _Slot:
 
 
 class _Replay:
-    def __init__(self, run: Callable[..., Outputs], inputs: tuple[torch.Tensor, ...]):
+    def __init__(self, run: Callable[..., Outputs], inputs: tuple[torch.Tensor, ...], weights: tuple[Hook, Hook]):
         self._run, self._slots = run, list[ref[_Slot]]()
+        self._pack, self._unpack = weights
         self._inputs: torch.Tensor | None = _Inputs.apply(torch.empty(0, requires_grad=True), *inputs)
 
-    def leave_out(self, x: torch.Tensor) -> torch.Tensor | _Slot:
+    def leave_out(self, x: torch.Tensor) -> Any:
         """A slot in place of a tensor that is computed."""
         if _stays(x):
-            return x
+            return self._pack(x)
         slot = _Slot()
         self._slots.append(ref(slot))  # weak: what autograd has released is not computed for it
         return slot
 
-    def give(self, slot: torch.Tensor | _Slot) -> torch.Tensor:
+    def give(self, slot: Any) -> torch.Tensor:
         """The tensor of a slot, once."""
-        if isinstance(slot, torch.Tensor):
-            return slot
+        if not isinstance(slot, _Slot):
+            weight: torch.Tensor = self._unpack(slot)
+            return weight
         if self._inputs is not None:
             self._fill()
         value, slot.value = slot.value, None

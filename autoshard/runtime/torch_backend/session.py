@@ -26,7 +26,7 @@ from autoshard.runtime.torch_backend.devices import computes, host_group
 from autoshard.runtime.torch_backend.dropout import on_device, sequence_keys
 from autoshard.runtime.torch_backend.evaluation import Evaluation
 from autoshard.runtime.torch_backend.groups import Group, MeshGroups, communicating_axes
-from autoshard.runtime.torch_backend.optimizer import ShardedAdamW, gradient_axes
+from autoshard.runtime.torch_backend.optimizer import ShardedAdamW, bucket_axes
 from autoshard.runtime.torch_backend.optimizer_settings import DTYPES, OptimizerSettings
 from autoshard.runtime.torch_backend.parameters import each_parameter, local_piece
 from autoshard.runtime.torch_backend.pipeline import Pipeline, StepInputs
@@ -85,7 +85,8 @@ class Session:
         tables: dict[Any, torch.Tensor] = {}  # masks may be as large as activations
         for stage in self.stages:
             program = programs[stage.index]
-            sharded = ShardedWeights(program, mesh, self._groups, settings, frozenset(tied), dtype, device)
+            recompute = strategy.recompute[stage.index]
+            sharded = ShardedWeights(program, mesh, self._groups, settings, frozenset(tied), recompute, dtype, device)
             parameters, bucket_of = {}, sharded.bucket_of
             for name, value in each_parameter(plan.model, program, mesh, self._index, seed, dtype, device):
                 if name in bucket_of:
@@ -96,7 +97,7 @@ class Session:
                 program,
                 parameters,
                 self._groups,
-                strategy.recompute[stage.index],
+                recompute,
                 SCHEDULES[strategy.schedule].weights_apart,
                 debug_nan,
                 sharded,
@@ -173,7 +174,7 @@ class Session:
         everything = ("pp", *(axis.name for axis in mesh.axes))
         needed: set[tuple[str, ...]] = {("pp",)} if self.plan.strategy.pp > 1 else set()
         for program in programs.values():
-            needed |= communicating_axes(program) | gradient_axes(program, mesh)
+            needed |= communicating_axes(program) | bucket_axes(program, mesh, self.plan.strategy.zero)
         (ranks,) = mesh.groups(everything)
         met = dist.group.WORLD if ranks == sorted(ranks) else None
         if met is None:  # the mesh has them in another order

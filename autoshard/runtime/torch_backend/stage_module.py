@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -21,7 +22,7 @@ from autoshard.runtime.torch_backend.groups import MeshGroups
 from autoshard.runtime.torch_backend.keep import Kept, keep
 from autoshard.runtime.torch_backend.kernels import Projection, kernel
 from autoshard.runtime.torch_backend.replay import replayed
-from autoshard.runtime.torch_backend.sharded_weights import ShardedWeights
+from autoshard.runtime.torch_backend.sharded_weights import ShardedWeights, unpack
 from autoshard.runtime.torch_backend.weight_gradients import WeightGradients, later_linear
 
 Environment = dict[str, Any]
@@ -55,6 +56,7 @@ class StageModule(nn.Module):
     ):
         super().__init__()
         self.sharded = sharded
+        self._replayed = replayed if sharded is None else partial(replayed, weights=(sharded.pack, unpack))
         self.later = WeightGradients() if weights_apart else None
         self.program = program
         self.input_names = tuple(tensor.name for tensor in program.graph.inputs())
@@ -100,7 +102,9 @@ class StageModule(nn.Module):
             if section.recomputed and torch.is_grad_enabled():
                 again = _replayable(section, parameters)
                 # no name of this frame may hold what comes out: the next section frees it
-                env.update(zip(section.outputs, replayed(again, *map(env.__getitem__, section.inputs)), strict=True))
+                env.update(
+                    zip(section.outputs, self._replayed(again, *map(env.__getitem__, section.inputs)), strict=True)
+                )
                 for view in section.released:
                     del env[view]
             else:
