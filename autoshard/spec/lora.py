@@ -13,6 +13,7 @@ from autoshard.files.fields import show
 
 MOST_MODULES = 64
 FORM = "a rank such as 16, or r=16,lora_alpha=32,target_modules=q_proj+v_proj, of which r alone is needed"
+_LONGEST = 200
 _MODULE = re.compile(r"[A-Za-z_]\w{0,99}")
 
 
@@ -33,9 +34,9 @@ class Lora:
         check_annotated("lora", self)
         names = self.target_modules
         if not names or not all(isinstance(name, str) and _MODULE.fullmatch(name) for name in names):
-            raise AutoshardError(
-                f"target_modules={'+'.join(map(str, names))} of lora must be names of linear layers such as q_proj"
-            )
+            joined = "+".join(map(str, names))
+            shown = joined if joined.isprintable() and len(joined) <= _LONGEST else show(joined)
+            raise AutoshardError(f"target_modules={shown} of lora must be names of linear layers such as q_proj")
         if names != tuple(sorted(set(names))):
             raise AutoshardError(f"target_modules={'+'.join(names)} of lora must be sorted, each name once")
 
@@ -54,13 +55,14 @@ def parse_lora(text: str, linear_layers: tuple[str, ...]) -> Lora:
     """The adapters that a text asks for, in one of the forms of FORM: without lora_alpha it is r, without
     target_modules each linear layer has one. linear_layers: names of those of a model. Raises AutoshardError for
     anything else."""
-    given = dict(part.partition("=")[::2] for part in (text if "=" in text else f"r={text}").split(","))
+    parts = [part.partition("=")[::2] for part in (text if "=" in text else f"r={text}").split(",")]
+    given = dict(parts)
     try:
         rank, alpha = int(given.pop("r")), given.pop("lora_alpha", None)
         modules = given.pop("target_modules", None)
         scale = float(rank if alpha is None else alpha)
     except (KeyError, ValueError):
         raise AutoshardError(f"lora={show(text)} must be {FORM}") from None
-    if given:
+    if given or len({name for name, _ in parts}) < len(parts):
         raise AutoshardError(f"lora={show(text)} must be {FORM}")
     return Lora(rank, scale, linear_layers if modules is None else tuple(sorted({*modules.split("+")})))

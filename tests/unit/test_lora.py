@@ -51,7 +51,7 @@ def test_adapters_as_text(text: str, found: Lora) -> None:
     assert parse_lora(str(found), ()) == found
 
 
-@pytest.mark.parametrize("text", ["", "many", "lora_alpha=8", "r=x", "r=8,rank=8", "r=8,lora_alpha=much"])
+@pytest.mark.parametrize("text", ["", "many", "lora_alpha=8", "r=x", "r=8,rank=8", "r=8,lora_alpha=much", "r=4,r=8"])
 def test_text_that_is_no_adapter(text: str) -> None:
     with pytest.raises(AutoshardError) as error:
         parse_lora(text, ALL)
@@ -65,6 +65,10 @@ def test_text_that_is_no_adapter(text: str) -> None:
         ("r=0", "r=0 of lora must be a whole number from 1 to "),
         ("r=4,lora_alpha=-1", "lora_alpha=-1.0 of lora must be "),
         ("r=4,target_modules=q-proj", "target_modules=q-proj of lora must be names of linear layers such as q_proj"),
+        (
+            "r=4,target_modules=q\nproj",
+            r"target_modules='q\nproj' of lora must be names of linear layers such as q_proj",
+        ),
     ],
 )
 def test_numbers_and_names_that_no_adapter_has(text: str, message: str) -> None:
