@@ -156,6 +156,8 @@ def _with_adapter(source: Source, adapter: Path, share: tuple[int, int]) -> Sour
     if source.model.lora is not None:
         raise AutoshardError(f"{source.form} has adapters, and adapter={adapter} brings others: give one of them")
     with reached(f"adapter={adapter}"):
+        if not adapter.is_dir():
+            raise AutoshardError(f"adapter={adapter} is not a folder: give that of PEFT, or a checkpoint")
         if (folder := checkpoint_folder(adapter)) is None:
             if not (adapter / ADAPTER_CONFIG).is_file():
                 raise AutoshardError(f"adapter={adapter} has neither {ADAPTER_CONFIG} of PEFT nor a checkpoint")

@@ -28,6 +28,7 @@ from autoshard.spec.model import ModelSpec
 
 _PICKLE = "adapter_model.bin"
 _MAX_CONFIG_BYTES = 10_000_000
+_LONGEST_NAME = 200
 _TENSOR = re.compile(rf"{re.escape(OUTERMOST)}(.+)\.(?:{DOWN}|{UP}){re.escape(WEIGHT)}")
 _READ = ("peft_type", "task_type", "r", "lora_alpha", "use_rslora", "target_modules", "bias", "init_lora_weights")
 _TOLD_BY_TENSORS = ("exclude_modules", "layers_to_transform", "layers_pattern")
@@ -105,8 +106,8 @@ def _config(folder: Path) -> dict[str, Any]:
             check_flag(of, key, config[key])
     for key, value in _other_mathematics(config):
         raise AutoshardError(
-            f"{key}={_shown(value)} of {path} is not read: adapters are W + lora_alpha / r B A, all of one rank; "
-            f"{_MERGE}"
+            f"{_named(key)}={_shown(value)} of {path} is not read: adapters are W + lora_alpha / r B A, all of one "
+            f"rank; {_MERGE}"
         )
     return config
 
@@ -120,6 +121,11 @@ def _other_mathematics(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     if not any(start is one or (isinstance(one, str) and start == one) for one in _STARTS):
         yield "init_lora_weights", start
     yield from ((key, value) for key, value in config.items() if key not in _KNOWN and value)
+
+
+def _named(name: str) -> str:
+    """A key or a tensor's name as it is, or quoted where that is no part of one line."""
+    return name if name.isprintable() and len(name) <= _LONGEST_NAME else show(name)
 
 
 def _shown(value: object) -> str:
@@ -152,7 +158,7 @@ def _by_published_names(
         module = None if match is None else published.get(match[1])
         if match is None or module is None:
             raise AutoshardError(
-                f"{path} has tensor {name[:200]}, which is no adapter of a linear layer of {model.name}: {_MERGE}"
+                f"{path} has tensor {_named(name)}, which is no adapter of a linear layer of {model.name}: {_MERGE}"
             )
         modules.add(match[1])
         ours = f"{OUTERMOST}{module}{name[match.end(1) :]}"

@@ -231,14 +231,16 @@ def test_the_weights_beside_keep_every_bit(base: Path, tmp_path: Path) -> None:
         ("init_lora_weights", 1, "1"),
         ("target_parameters", ["experts.gate_up_proj"], '["experts.gate_up_proj"]'),
         ("of_next_year", "on", '"on"'),
+        ("of\nnext year", "on", '"on"'),
         ("layer_replication", [[0, 2]] * 40, f"{json.dumps([[0, 2]] * 40)[:60]}..."),
     ],
 )
 def test_other_adapters_are_refused(key: str, value: Any, told: str, base: Path, tmp_path: Path) -> None:
     peft = peft_folder(tmp_path / "peft", **{key: value})
+    shown = key if key.isprintable() else repr(key)
     said = (
-        f"{key}={told} of {peft / 'adapter_config.json'} is not read: adapters are W + lora_alpha / r B A, all of one "
-        f"rank; {MERGE}"
+        f"{shown}={told} of {peft / 'adapter_config.json'} is not read: adapters are W + lora_alpha / r B A, all of "
+        f"one rank; {MERGE}"
     )
     with pytest.raises(AutoshardError, match=f"^{re.escape(said)}$"):
         open_source(base, adapter=peft)
@@ -330,6 +332,13 @@ def _with(name: str, shape: tuple[int, ...] = (1,)) -> Tensors:
                 "F32, F64 are read"
             ),
         ),
+        (
+            _with("lm_head\n.lora_A.weight"),
+            (
+                r"{} has tensor 'base_model.model.lm_head\n.lora_A.weight', "
+                f"which is no adapter of a linear layer of hf: {MERGE}"
+            ),
+        ),
         ({}, "{} has no tensors"),
     ],
 )
@@ -391,6 +400,14 @@ def test_damaged_folders_are_refused(spoil: Callable[[Path], object], said: str,
     with pytest.raises(AutoshardError, match=f"^{re.escape(said.format(**names))}$"):
         convert_checkpoint(base, tmp_path / "out", adapter=peft)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["nowhere", "hf/config.json"])
+def test_what_is_no_folder_has_no_adapters(name: str, base: Path) -> None:
+    adapter = base.parent / name
+    said = f"adapter={adapter} is not a folder: give that of PEFT, or a checkpoint"
+    with pytest.raises(AutoshardError, match=f"^{re.escape(said)}$"):
+        open_source(base, adapter=adapter)
 
 
 def test_adapters_beside_a_model_that_has_some_are_refused(tmp_path: Path) -> None:
