@@ -62,6 +62,8 @@ def compare(one: Plan, other: Plan) -> Comparison:
     facts = [(label, _text(getattr(first, name)), _text(getattr(second, name))) for label, name in FACTS]
     ours, theirs = dict(first.facts), dict(second.facts)
     facts += [(label, ours.get(label, NONE), theirs.get(label, NONE)) for label in dict.fromkeys((*ours, *theirs))]
+    if one.model.dropout or other.model.dropout:
+        facts.append(("dropout", str(one.model.dropout), str(other.model.dropout)))
     alike = (one.model, one.training, one.cluster) == (other.model, other.training, other.cluster)
     candidates = (Candidate(plan.strategy, plan.estimate) for plan in (one, other))
     return Comparison(

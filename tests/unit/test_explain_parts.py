@@ -649,6 +649,14 @@ def test_differences_come_first(capsys: pytest.CaptureFixture[str]) -> None:
     assert values["doubt"]["first_is_faster"] > 0.5
 
 
+def test_dropout_differs_where_either_plan_has_some() -> None:
+    asked: dict[str, Any] = {"model": "llama3.2-1b", "nodes": 1, "backend": "torch", "tp": 1, "zero": 1, "lora": 8}
+    one, other = (autoshard.plan(**asked, dropout=rate) for rate in ("0", "lora=0.05"))
+    assert compare(one, other).different == (("dropout", "0", "lora=0.05"),)
+    assert ("dropout", "lora=0.05") in compare(other, other).same
+    assert "dropout" not in dict(compare(one, one).same)
+
+
 def test_a_plan_beside_itself(capsys: pytest.CaptureFixture[str]) -> None:
     write_plan(plan_70b(), "a.json")
     assert main(["compare", "a.json", "a.json"]) == 0
