@@ -35,6 +35,7 @@ LAYOUT: Terms = {
     "attention": "flash never stores the scores; plain does. Among the terms of a step: the time of core attention",
     "sp": "sequence parallelism: norms are split along the sequence over the devices of tp",
     "zero": "ZeRO: what the replicas share: 1 the optimizer's state, 2 sums of gradients too, 3 weights too (FSDP)",
+    "adapters": "LoRA: two narrow matrices beside the weights of a layer; they are learned, the weights are not",
     "stages": "the blocks of each stage, where they are not cut evenly",
     "order": "the order in which ranks count through the axes, where it is not the usual one",
     "master weights": "weights in FP32 that the optimizer updates; the model computes with rounded ones",

@@ -127,7 +127,7 @@ def test_layouts_stay_readable_where_stages_differ() -> None:
 
 
 def test_every_term_is_in_the_glossary() -> None:
-    assert {*TIME_TERMS, *MEMORY_TERMS, *DEGREES, *CHOICES, *SCHEDULES, "sp"} <= KNOWN
+    assert {*TIME_TERMS, *MEMORY_TERMS, *DEGREES, *CHOICES, *SCHEDULES, "sp", "adapters"} <= KNOWN
     text = glossary(80, color=False)
     assert max(map(len, text.splitlines())) <= 80
     for term in KNOWN:
