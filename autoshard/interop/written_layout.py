@@ -26,6 +26,8 @@ NO_COPIES = "and no copies to and from the host"
 """The end of a warning on what lies on the host, and is priced on the devices."""
 
 
+_MOST_DIGITS = 12
+"""Of a whole number in a file: beyond what any field has."""
 _VARIABLE = re.compile(r"\$(?:\w+|\{\w+\})")
 """A variable of a shell, $NAME or ${NAME}."""
 
@@ -108,8 +110,10 @@ def whole_number(name: str, value: object, least: int = 1) -> int:
     """
     check_value(name, value)
     text = str(value).replace("_", "")
-    if isinstance(value, bool) or len(text) > 12 or not text.isascii() or not text.isdigit() or int(text) < least:
-        raise AutoshardError(f"{name} is {str(value)[:40]!r}; it must be a whole number of at least {least}")
+    too_long = len(text) > _MOST_DIGITS
+    if isinstance(value, bool) or too_long or not text.isascii() or not text.isdigit() or int(text) < least:
+        most = f" and of at most {_MOST_DIGITS} digits" if too_long else ""
+        raise AutoshardError(f"{name} is {str(value)[:40]!r}; it must be a whole number of at least {least}{most}")
     return int(text)
 
 

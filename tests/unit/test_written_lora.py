@@ -171,6 +171,18 @@ def test_adapters_that_cannot_be_planned(changes: dict[str, Any], more: tuple[st
     assert (adapters(found), found.warnings) == (None, (*more, told))
 
 
+@pytest.mark.parametrize(
+    ("rank", "told"),
+    [
+        (0, "'0'; it must be a whole number of at least 1"),
+        (10**15, f"'1{'0' * 15}'; it must be a whole number of at least 1 and of at most 12 digits"),
+    ],
+)
+def test_a_rank_that_is_none(rank: int, told: str) -> None:
+    with pytest.raises(AutoshardError, match=f"lora_r is {told}$"):
+        read({**AXOLOTL, "lora_r": rank}, **GPUS)
+
+
 def test_an_option_overrules_the_file() -> None:
     found = read({**AXOLOTL, "lora_dropout": 0.05}, **GPUS, lora="r=4,target_modules=o_proj")
     assert (adapters(found), found.warnings) == ((4, 4.0, ("o_proj",)), ())
