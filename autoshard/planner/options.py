@@ -230,9 +230,9 @@ WHAT = (
         "lora",
         _lora,
         "R",
-        "train low-rank adapters in place of the weights: their rank, or "
-        "r=R,lora_alpha=ALPHA,target_modules=q_proj+v_proj (default: alpha is the rank; beside all linear layers of "
-        "blocks but routers and experts)",
+        "train low-rank adapters in place of the weights: their rank, or r=R and behind commas lora_alpha=ALPHA, "
+        "target_modules=q_proj+v_proj (default: alpha is the rank; beside all linear layers of blocks but routers "
+        "and experts)",
     ),
     Option(
         "backend",

@@ -408,6 +408,11 @@ def test_help_reads_well(capsys: pytest.CaptureFixture[str]) -> None:
         assert max(map(len, text.splitlines())) <= 120
 
 
+def test_help_breaks_no_word() -> None:
+    """The column of an option's text has 46 characters, and argparse cuts a longer word."""
+    assert not [word for option in OPTIONS.values() for word in option.help.split() if len(word) > 46]
+
+
 def test_options_of_plan() -> None:
     """The names that recipes, scripts and the issue rely on."""
     assert [option.flag for option in OPTIONS.values()] == [
