@@ -132,6 +132,7 @@ MODELS: dict[str, tuple[str, str, int]] = {
     "sarvam_moe": ("sarvam-30b", "trn2.48xlarge", 4),
     "sarvam_mla": ("sarvam-105b", "trn2.48xlarge", 4),
     "jamba": ("jamba-1.5-mini", "trn2.48xlarge", 8),
+    "falcon_mamba": ("falcon-mamba-7b", "trn2.48xlarge", 1),
 }
 """model_type -> (model, instance, nodes)."""
 BACKEND = "torch"

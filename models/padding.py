@@ -27,8 +27,9 @@ def padded_heads(model: ModelSpec, tp: int) -> Heads:
 
 
 def key_value_heads(model: ModelSpec, tp: int) -> tuple[int, ...]:
-    """Key-value heads of each of `model.heads`, as `heads_of_kinds` lays them out: what the mesh's axes follow."""
-    return tuple(heads.key_value for heads in heads_of_kinds(model, tp))
+    """Key-value heads of each of `model.heads`, as `heads_of_kinds` lays them out: what the mesh's axes follow; without
+    attention as many as make tp one axis."""
+    return tuple(heads.key_value for heads in heads_of_kinds(model, tp)) or (tp,)
 
 
 @lru_cache(maxsize=4096)

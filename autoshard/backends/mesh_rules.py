@@ -66,7 +66,7 @@ def padding_is_the_smaller_part(problem: Problem, draft: Draft) -> str | None:
         heads, padded = most_padded(tp)
         return padded < 2 * heads
 
-    if not pads(problem) or little(draft.tp):
+    if not kinds or not pads(problem) or little(draft.tp):
         return None
 
     def works(tp: int) -> bool:

@@ -209,7 +209,7 @@ def kernel_knows_the_model(problem: Problem, draft: Draft) -> str | None:
         return f"attention_kernel=flash: NxD Training has none for {model.model_type} models; use plain"
     if not problem.cluster.platform.is_trainium:  # NxD's CPU mode has other kernels
         return None
-    if (widest := max(one.head_dim for one in model.heads)) > FLASH_MAX_HEAD_DIM:
+    if (widest := max((one.head_dim for one in model.heads), default=0)) > FLASH_MAX_HEAD_DIM:
         return (
             f"attention_kernel=flash: NxD's takes a head_dim of at most {FLASH_MAX_HEAD_DIM}, not {widest} of "
             f"{model.name}; use plain"

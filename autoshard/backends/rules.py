@@ -120,6 +120,8 @@ def context_parallelism_works(problem: Problem, draft: Draft) -> str | None:
     if kind not in backend.context_parallel:
         kinds = " or ".join(backend.context_parallel)
         return f"context_parallel={kind} with cp={cp}: {backend.label} has {kinds} alone; use {kinds}"
+    if kind != UNUSED and not problem.model.heads:
+        return f"context_parallel={kind}: {name} has no attention; use {UNUSED}"
     if kind != UNUSED and problem.model.compressed_attention is not None:
         return f"context_parallel={kind}: attention of {name} sees entries of a whole row; use {UNUSED}"
     if kind != UNUSED and problem.model.chooses_keys:

@@ -310,6 +310,9 @@ def _schedule(strategy: Strategy) -> str:
 
 def _attention(plan: Plan) -> str:
     strategy, indexer = plan.strategy, plan.model.indexer
+    if not plan.model.heads:
+        shared = "; each rank along cp goes through the whole sequence" if strategy.cp > 1 else ""
+        return f"none: a state space mixes the tokens of each block{shared}"
     words = [_ATTENTION[strategy.attention_kernel]]
     if strategy.cp > 1:
         words.append(_CONTEXT_PARALLEL[strategy.context_parallel])

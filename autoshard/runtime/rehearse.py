@@ -233,15 +233,7 @@ def _model(original: Plan, strategy: Strategy, vocab_size: int, more_heads: int)
     """The original model's structure, narrow, with the blocks of the shrunken strategy's stages. more_heads: multiplies
     heads."""
     model = original.model
-    ratio, shared = model.heads[0].num_query_groups, model.heads[0].num_key_value_heads
-    replicated = original.strategy.tp > shared
-    group = 1 if ratio == 1 else max(2, min(ratio, 8 if replicated else 4) // 2 * 2)
-    kv_heads = 1 if replicated and ratio > 1 else (2 if ratio > 1 else 4)
-    padded = padded_heads(model, original.strategy.tp)
-    if padded.groups != ratio:
-        kv_heads, group = 1, 3
-    elif padded.key_value != shared:
-        kv_heads = 3
+    kv_heads, group = _few_heads(model, original.strategy.tp)
     kv_heads *= more_heads
     wide = model.global_attention
     if wide is not None:
@@ -298,6 +290,21 @@ def _model(original: Plan, strategy: Strategy, vocab_size: int, more_heads: int)
         chunked_attention=_chunks(model.chunked_attention, window),
         graph=graph,
     )
+
+
+def _few_heads(model: ModelSpec, tp: int) -> tuple[int, int]:
+    """(key-value heads, query heads that share one) of a rehearsal, which tp copies and pads as it does the
+    original's."""
+    if not model.heads:
+        return 4, 1
+    ratio, shared = model.heads[0].num_query_groups, model.heads[0].num_key_value_heads
+    replicated, padded = tp > shared, padded_heads(model, tp)
+    if padded.groups != ratio:
+        return 1, 3
+    group = 1 if ratio == 1 else max(2, min(ratio, 8 if replicated else 4) // 2 * 2)
+    if padded.key_value != shared:
+        return 3, group
+    return 1 if replicated and ratio > 1 else (2 if ratio > 1 else 4), group
 
 
 def _chunks(original: ChunkedAttention | None, length: int) -> ChunkedAttention | None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from autoshard.errors import AutoshardError
 from autoshard.files.annotated import check_annotated
-from autoshard.files.codec import Absence, Count, Limit
+from autoshard.files.codec import Absence, Count, Limit, Positive
 from autoshard.files.fields import check_choice
 
 SILU, SIGMOID = "silu", "sigmoid"
@@ -147,6 +147,8 @@ class Mamba1:
     mamba_d_state: Numbers of state of a channel.
     mamba_d_conv: Tokens that the convolution before it sees, the own one included.
     mamba_conv_bias: Whether the convolution has a bias.
+    mixer_rms_eps: Added to the mean square in the norms of time steps, B and C where these have no weight
+        (falcon_mamba); absent where they are as the other norms, or there are none.
 
     Raises AutoshardError for a size that is no count.
     """
@@ -156,6 +158,7 @@ class Mamba1:
     mamba_d_state: Count
     mamba_d_conv: Count
     mamba_conv_bias: bool
+    mixer_rms_eps: Annotated[Positive | None, Absence.WRITTEN] = None
 
     def __post_init__(self) -> None:
         check_annotated("mamba1", self)

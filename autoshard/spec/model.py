@@ -72,7 +72,7 @@ class ModelSpec:
     hidden_size: Width of the residual stream.
     intermediate_size: Width of the MLP; of one expert where there are experts.
     num_hidden_layers: Transformer blocks.
-    num_attention_heads: Query heads.
+    num_attention_heads: Query heads; 1 where no block has attention, as num_key_value_heads and head_dim are.
     num_key_value_heads: Key-value heads; each serves num_attention_heads / num_key_value_heads query heads. Blocks may
         have others: global_attention.
     head_dim: Width of one head.
@@ -551,7 +551,9 @@ class ModelSpec:
     def heads(self) -> tuple[AttentionHeads, ...]:
         """The heads of each kind of attention that blocks may have: num_key_value_heads and head_dim first, those of
         global_attention behind them. With compressed attention no key has a head: query heads are in the groups of
-        the output projection."""
+        the output projection. Empty where no block has attention."""
+        if not self.family.has_attention:
+            return ()
         if (compressed := self.compressed_attention) is not None:
             of_group = self.num_attention_heads // compressed.o_groups
             return (AttentionHeads(compressed.o_groups, of_group, self.head_dim, self.rotary_dim),)

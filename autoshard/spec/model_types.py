@@ -60,10 +60,13 @@ class Family:
     has_optional_experts: whether some of its models have no experts at all.
     has_one_branch: whether each block has a mixer of tokens or an MLP, not both: layer_types or mlp_layer_types says
         none of it.
+    has_attention: whether some of its blocks may have attention; without it each has Mamba-1's state space alone.
     has_two_mixers: whether attention and a state space stand side by side in each block: layer_types says hybrid of
         all of them.
     has_two_attentions: whether each block has attention and an MLP of dense_intermediate_size twice, one pair after
         the other, and its experts beside the first MLP.
+    normalizes_selection: whether time steps, B and C of Mamba-1's state space have norms without a weight, and
+        mamba1 an eps of these.
     hashes_tokens: whether a table of tokens may choose the experts of a block, for which mlp_layer_types has hashed.
     counts_shared_experts: whether the config gives a number of shared experts, each as wide as a routed one.
     normalization: "rmsnorm" | "layernorm", which a config may change where may_have has use_rms_norm.
@@ -112,8 +115,10 @@ class Family:
     experts: tuple[str, ...] = ()
     has_optional_experts: bool = False
     has_one_branch: bool = False
+    has_attention: bool = True
     has_two_mixers: bool = False
     has_two_attentions: bool = False
+    normalizes_selection: bool = False
     hashes_tokens: bool = False
     counts_shared_experts: bool = False
     normalization: str = RMS_NORM
@@ -466,6 +471,8 @@ _BUILT_IN = {
     ),
     "sarvam_mla": Family("sarvam", experts=_SHARED, counts_shared_experts=True, needs=_LATENT),
     "jamba": Family("jamba", experts=_MIXTURE, has_optional_experts=True),
+    "mamba": Family("mamba", has_one_branch=True, has_attention=False),
+    "falcon_mamba": Family("mamba", has_one_branch=True, has_attention=False, normalizes_selection=True),
     TRACED: Family("traced", is_published=False, activations=(TRACED,), experts=_MIXTURE, has_optional_experts=True),
 }
 FAMILIES = Table[Family]("models", lambda value: isinstance(value, Family), "a Family", _BUILT_IN)

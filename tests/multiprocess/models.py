@@ -550,6 +550,25 @@ MODELS["jamba, 6 heads, 54 channels"] = replace(
     dense_intermediate_size=0,
     tie_word_embeddings=True,
 )
+MODELS["mamba"] = replace(
+    LLAMA,
+    model_type="mamba",
+    num_attention_heads=1,
+    num_key_value_heads=1,
+    head_dim=1,
+    layer_types=("mamba1",) * 4,
+    mlp_layer_types=("none",) * 4,
+    position_types=("nope",) * 4,
+    mamba1=Mamba1(96, 12, 6, 4, True),
+    tie_word_embeddings=True,
+)
+MODELS["falcon mamba, 54 channels"] = replace(
+    MODELS["mamba"],
+    model_type="falcon_mamba",
+    intermediate_size=54,
+    mamba1=Mamba1(54, 5, 4, 3, False, 1e-3),
+    tie_word_embeddings=False,
+)
 MODELS["phi"] = replace(
     LLAMA, model_type="phi", hidden_act="gelu_new", attention_bias=True, mlp_bias=True, partial_rotary_factor=0.5
 )

@@ -1292,6 +1292,10 @@ CASES[2] |= {
         strategy(cp=2, ep=2, zero=3, attention="zigzag_ring", recompute="full"),
         2,
     ),
+    "mamba tp, ZeRO-3": ("mamba", strategy(tp=2, zero=3, recompute="full"), 2),
+    "mamba pp, interleaved": ("mamba", strategy(pp=2, vpp=2), 4),
+    "falcon mamba tp, padded channels": ("falcon mamba, 54 channels", strategy(tp=2, recompute="core_attention"), 2),
+    "falcon mamba cp": ("falcon mamba, 54 channels", strategy(cp=2, recompute="attention"), 2),
     "jamba tp": ("jamba", strategy(tp=2, recompute="attention+mlp"), 2),
     "jamba zigzag ring, ep, ZeRO-3": (
         "jamba",
@@ -1312,6 +1316,8 @@ CASES[4] |= {
     "qwen4 exp, whole experts over tp and dp": ("qwen4 exp", strategy(tp=2, dp=2, ep=4, etp=1), 2),
     "sarvam ep x tp": ("sarvam", strategy(tp=2, dp=2, ep=2), 2),
     "sarvam, latent, tp x pp": ("sarvam, latent", strategy(tp=2, pp=2, layers=(3, 1)), 3),
+    "falcon mamba tp x pp": ("falcon mamba, 54 channels", strategy(tp=2, pp=2, layers=(3, 1), sp=False), 3),
+    "mamba tp": ("mamba", strategy(tp=4), 2),
     "jamba ep x tp": ("jamba", strategy(tp=2, dp=2, ep=2), 2),
     "jamba, padded channels": ("jamba, 6 heads, 54 channels", strategy(tp=4, sp=False, recompute="full"), 2),
     "jamba, tp x zigzag ring": (
@@ -1380,6 +1386,8 @@ LATER_FAMILIES = (
         "sarvam_moe",
         "sarvam_mla",
         "jamba",
+        "mamba",
+        "falcon_mamba",
     ),
 )
 FURTHER = {

@@ -1771,3 +1771,22 @@ CONFIGS["jamba, attention and experts in all blocks"] = {
     "expert_layer_period": 1,
     "expert_layer_offset": 0,
 }
+MAMBA = {
+    "model_type": "mamba",
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "state_size": 6,
+    **NO_TOKENS,
+}
+CONFIGS["mamba"] = MAMBA
+CONFIGS["mamba, other widths"] = {
+    **MAMBA,
+    "expand": 3,
+    "time_step_rank": 5,
+    "conv_kernel": 3,
+    "use_conv_bias": False,
+    "layer_norm_epsilon": 1e-3,
+    "tie_word_embeddings": False,
+}
+CONFIGS["falcon mamba"] = {**MAMBA, "model_type": "falcon_mamba", "intermediate_size": 80, "mixer_rms_eps": 1e-3}

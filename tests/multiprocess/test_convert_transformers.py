@@ -43,6 +43,8 @@ CHOSEN = (
     "mistral large 4, shared keys and choices",
     "qwen4 exp",
     "sarvam",
+    "jamba",
+    "falcon mamba",
 )
 """What is special in a config, keys without which transformers builds no model, and names that are not Llama's."""
 

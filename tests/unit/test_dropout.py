@@ -155,7 +155,8 @@ def test_where_each_family_drops() -> None:
     }
     shared = ("qwen2 moe", "qwen2 moe, adapters", "solar open", "hunyuan moe", "granite moe, shared", "granite moe swa")
     expected = {name: 5 if name in shared else 4 - (name in without_attention) for name in counts}
-    expected |= {name: 2 for name in counts if name.startswith("nemotron h")}  # an embedding and one mixer
+    alone = ("nemotron h", "mamba", "falcon mamba")  # an embedding and one mixer
+    expected |= {name: 2 for name in counts if name.startswith(alone)}
     expected |= {name: 5 for name in counts if name.startswith("falcon h1")}  # both mixers
     expected |= {name: 8 for name in counts if name.startswith("longcat")}  # attention and MLP twice, and experts
     twice = {name: 8 for name in counts if "predicting" in name}  # their prediction module is an embedding and a block

@@ -719,6 +719,8 @@ STEP_WINDOWS = {"layer_types": ["full_attention", *["sliding_attention"] * 3], "
             "num_experts=8 of m is not read, as another key goes before it; leave one of them out",
         ),
         ("hy_v3", {"qk_norm": False}, "qk_norm=False of m is not supported; True is"),
+        ("mamba", {"use_bias": True}, "use_bias=True of m is not supported; False is"),
+        ("falcon_mamba", {"hidden_act": "gelu"}, "hidden_act='gelu' of m is not supported; silu is"),
         ("jamba", {"mamba_proj_bias": True}, "mamba_proj_bias=True of m is not supported; False is"),
         ("jamba", {"attn_layer_offset": 8}, "attn_layer_offset=8 of m must be below attn_layer_period=8"),
         ("jamba", {"expert_layer_period": 1}, "expert_layer_offset=1 of m must be below expert_layer_period=1"),

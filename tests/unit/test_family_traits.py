@@ -24,7 +24,7 @@ from autoshard.spec.attention_heads import GlobalAttention
 from autoshard.spec.branch_multipliers import BranchMultipliers
 from autoshard.spec.branch_norms import BranchNorms
 from autoshard.spec.clamped_gate import ClampedGate
-from autoshard.spec.linear_attention import Mamba
+from autoshard.spec.linear_attention import Mamba, Mamba1
 from autoshard.spec.rope import RopeScaling
 from autoshard.spec.router import Router
 from tests.multiprocess.models import MODELS
@@ -102,6 +102,18 @@ def test_the_constants_of_falcon_h1() -> None:
             "granite hybrid",
             {"mamba": Mamba(16, 8, 12, 4, 8, True, mamba_rms_norm=False)},
             "mamba_rms_norm=False of tiny-llama must be True: model_type=granitemoehybrid has a norm behind the gate",
+        ),
+        ("mamba", {"layer_types": ("mamba",) * 4}, "layer_types='mamba' of tiny-llama must be one of: mamba1, none"),
+        ("mamba", {"mlp_layer_types": ("dense",) * 4}, "mlp_layer_types='dense' of tiny-llama must be one of: none"),
+        (
+            "mamba",
+            {"mamba1": Mamba1(96, 12, 6, 4, True, 1e-6)},
+            "mixer_rms_eps of mamba1 of tiny-llama must be absent with model_type=mamba",
+        ),
+        (
+            "falcon mamba, 54 channels",
+            {"mamba1": Mamba1(54, 5, 4, 3, False)},
+            "mixer_rms_eps of mamba1 of tiny-llama must be given with model_type=falcon_mamba",
         ),
         (
             "granite hybrid",

@@ -296,9 +296,9 @@ def qwen4_parameters(model: ModelSpec, attention: int) -> int:
 
 
 def one_branch(model: ModelSpec, layer: int) -> int:
-    """Parameters of the only branch of a block of Nemotron-H, without its norm; by the closed formula, too."""
+    """Parameters of the only branch of a block of Nemotron-H or Mamba, without its norm; by the closed formula, too."""
     hidden, mixer = model.hidden_size, model.layer_types[layer]
-    if mixer == "mamba":
+    if mixer in ("mamba", "mamba1"):
         return recurrence(model)
     if mixer == "full_attention":
         return 2 * hidden * model.head_dim * (model.num_attention_heads + model.num_key_value_heads)
@@ -454,6 +454,8 @@ def recurrence(model: ModelSpec) -> int:
         ("jamba-1.5-mini", 51_570_323_328),
         ("jamba-1.5-large", 398_555_145_696),
         ("jamba-reasoning-3b", 3_029_337_472),
+        ("falcon-mamba-7b", 7_272_665_088),
+        ("mamba-2.8b", 2_768_345_600),
         ("phi-1.5", 1_418_270_720),
         ("phi-2", 2_779_683_840),
         ("hyperclovax-seed-think-14b", 14_748_112_896),

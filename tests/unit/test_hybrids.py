@@ -11,6 +11,7 @@ from autoshard.cost.estimate import model_flops_per_step
 from autoshard.cost.local_shape import local_shape
 from autoshard.cost.stage import block_part
 from autoshard.errors import AutoshardError
+from autoshard.explanation.describe import _facts
 from autoshard.graph.count import forward_collectives, operator_steps, operator_work, saved_activations
 from autoshard.graph.partition import OperatorStep, Program
 from autoshard.layout.buckets import read_in_backward
@@ -25,7 +26,7 @@ from autoshard.spec.linear_attention import LightningAttention, LinearAttention,
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import TrainingSpec, load_precision
 from tests.multiprocess.models import MODELS
-from tests.multiprocess.plans import strategy
+from tests.multiprocess.plans import plan_of, strategy
 
 NEXT, GRANITE, LFM2, KIMI, FALCON = map(
     load_model, ("qwen3-next-80b-a3b", "granite-4.0-h-micro", "lfm2-1.2b", "kimi-linear-48b-a3b", "falcon-h1-7b")
@@ -279,3 +280,11 @@ def test_value_heads_come_in_whole_groups() -> None:
     with pytest.raises(AutoshardError) as raised:
         LinearAttention(3, 4, 8, 8, 4)
     assert str(raised.value) == "linear_num_key_heads=3 of linear_attention must divide linear_num_value_heads=4"
+
+
+def test_without_attention_tp_is_one_axis_and_the_page_says_so() -> None:
+    plan = plan_of(MODELS["mamba"], strategy(tp=2, cp=2), 2)
+    assert "tp" in plan.mesh.stage_axes
+    assert dict(_facts(plan, ("attention",)))["attention"] == (
+        "none: a state space mixes the tokens of each block; each rank along cp goes through the whole sequence"
+    )

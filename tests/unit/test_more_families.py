@@ -578,6 +578,20 @@ def test_what_a_jamba_config_leaves_out() -> None:
         assert from_config(to_config(one), one.name) == one
 
 
+def test_what_a_mamba_config_leaves_out() -> None:
+    model = read("mamba", intermediate_size=None, max_position_embeddings=None)
+    assert model.mamba1 == Mamba1(8192, 256, 16, 4, True)
+    assert (model.layer_types, model.mlp_layer_types) == (("mamba1",) * 4, ("none",) * 4)
+    assert (model.norm_eps, model.tie_word_embeddings, model.max_position_embeddings) == (1e-5, True, 2**20)
+    assert (model.heads, model.kinds, model.is_recurrent) == ((), (0,), True)
+    other = read("mamba", expand=3, time_step_rank=100, use_conv_bias=None, tie_word_embeddings=False)
+    assert other.mamba1 == Mamba1(1536, 100, 16, 4, False)  # intermediate_size goes before expand, as in transformers
+    normed = read("falcon_mamba", state_size=8, conv_kernel=3)
+    assert normed.mamba1 == Mamba1(1536, 256, 8, 3, True, 1e-6)
+    for one in (model, other, normed, load_model("falcon-mamba-7b"), load_model("mamba-2.8b")):
+        assert from_config(to_config(one), one.name) == one
+
+
 def test_blocks_that_do_not_repeat_have_no_jamba_config() -> None:
     model = load_model("jamba-1.5-mini").some_blocks((4, 12, 5))
     with pytest.raises(AutoshardError) as raised:

@@ -263,6 +263,8 @@ PUBLISHED: tuple[tuple[str, Callable[[ModelSpec], int], str, str], ...] = (
     ("jamba-1.5-large", parameter_count, "398e9", "model card"),
     ("jamba-1.5-large", active, "94e9", "model card"),
     ("jamba-reasoning-3b", parameter_count, "3e9", "its name"),
+    ("falcon-mamba-7b", parameter_count, "7.27e9", "its report, recalled"),
+    ("mamba-2.8b", parameter_count, "2.8e9", "its name"),
 )
 """Model, what is counted, the number with the digits that were published, who says so."""
 

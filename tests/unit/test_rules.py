@@ -197,6 +197,11 @@ BROKEN: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         "backend=nxd has no layers for the compressed attention of deepseek-v4-flash; plan for GPUs",
     ),
     (
+        {**V32, "model": load_model("falcon-mamba-7b"), **on("h100-80gb", 16)},
+        {"tp": 8, "pp": 1, "dp": 8, "cp": 2, "layers": 64, "context_parallel": "ulysses"},
+        "context_parallel=ulysses: falcon-mamba-7b has no attention; use all_gather",
+    ),
+    (
         {**V32, "model": load_model("minimax-m3"), **on("h100-80gb", 16)},
         {"tp": 4, "pp": 1, "dp": 16, "cp": 2, "ep": 16, "layers": 60, "context_parallel": "ring"},
         "context_parallel=ring: the indexer of minimax-m3 chooses among the keys of a whole row; use all_gather",

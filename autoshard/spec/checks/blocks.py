@@ -38,6 +38,10 @@ def check_blocks(model: ModelSpec) -> None:
         raise AutoshardError(
             f"mamba_rms_norm=False of {of} must be True: model_type={model.model_type} has a norm behind the gate"
         )
+    eps, has_norms = model.mamba1 and model.mamba1.mixer_rms_eps, model.family.normalizes_selection
+    if (eps is not None) != has_norms:
+        wanted = "given" if has_norms else "absent"
+        raise AutoshardError(f"mixer_rms_eps of mamba1 of {of} must be {wanted} with model_type={model.model_type}")
     _check_dense_width(model)
 
 

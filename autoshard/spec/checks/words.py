@@ -16,6 +16,7 @@ from autoshard.spec.model_types import (
     HYBRID,
     INDEXER_TYPES,
     LAYER_TYPES,
+    MAMBA1,
     MLP_LAYER_TYPES,
     MOST_REPEATED,
     NGRAM_TABLE,
@@ -42,9 +43,10 @@ def check_words(model: ModelSpec) -> None:
 def _words(model: ModelSpec) -> dict[str, tuple[str, ...]]:
     """By field that has a word for each block, those that there are in the model's family."""
     none = (NONE,) if model.family.has_one_branch else ()
+    mlps = MLP_LAYER_TYPES if model.family.has_attention else ()
     return {
         "layer_types": (*_mixers(model), *none),
-        "mlp_layer_types": (*MLP_LAYER_TYPES, *((HASHED,) if model.family.hashes_tokens else ()), *none),
+        "mlp_layer_types": (*mlps, *((HASHED,) if model.family.hashes_tokens else ()), *none),
         "position_types": POSITION_TYPES,
         "gate_types": GATE_TYPES,
         "indexer_types": INDEXER_TYPES,
@@ -73,6 +75,8 @@ def _check_length(model: ModelSpec, field: str) -> None:
 
 def _mixers(model: ModelSpec) -> tuple[str, ...]:
     """The words of layer_types for blocks that mix their tokens, of the model's family."""
+    if not model.family.has_attention:
+        return (MAMBA1,)
     if model.family.has_two_mixers:
         return (HYBRID,)
     if model.compressed_attention is not None:
