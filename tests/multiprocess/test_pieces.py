@@ -1,5 +1,8 @@
-"""Gradients of what several ranks gather of several sequences: piece by piece, without a copy."""
+"""Gradients of what several ranks gather of several sequences: piece by piece, without a copy that outlives its use."""
 
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,8 +11,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from autoshard.audits.recorder import Recorder
-from autoshard.runtime.torch_backend.collectives import Gathering
-from autoshard.runtime.torch_backend.stage_module import _in_pieces
+from autoshard.runtime.torch_backend.collectives import Gathering, Lent
+from autoshard.runtime.torch_backend.stage_module import _GatherLinear, _in_pieces
 
 SEQUENCES, RANKS, LENGTH, WIDTH = 2, 4, 8, 6
 GROUP: Any = SimpleNamespace(size=RANKS)
@@ -43,3 +46,34 @@ def test_they_are_made_without_a_copy_of_what_comes_in() -> None:
     with mode, recorder:
         made = pieces(*given)
     assert [one.size for one in memory.allocations[len(given) :]] == [made.nbytes]
+
+
+def test_pieces_are_gone_when_they_are_joined() -> None:
+    """Else they are beside the gradients of weights, as large as what was gathered."""
+    x, *gradients, first, second = inputs()
+    there = []
+
+    def gather(piece: torch.Tensor) -> Lent:
+        arrived = torch.cat([piece] * RANKS, 0)
+        known = weakref.ref(arrived)
+
+        @contextmanager
+        def joined(whole: torch.Tensor) -> Iterator[torch.Tensor]:
+            there.append(known() is not None)
+            yield whole
+
+        return lambda: joined(torch.cat(arrived.chunk(RANKS, 0), 1))
+
+    scattering: Any = SimpleNamespace(
+        dim=1,
+        group=GROUP,
+        gather=gather,
+        has_pieces=Gathering(GROUP, 1).has_pieces,
+        whole_shape=Gathering(GROUP, 1).whole_shape,
+        scatter=lambda partial, in_pieces: lambda: partial.chunk(RANKS, 0)[0],
+    )
+    kept = SimpleNamespace(tensors=(x, first, second))
+    context = SimpleNamespace(kept=kept, gathering=scattering, contracted=(1, 1))
+    *_, of_first, of_second = _GatherLinear.backward(context, *gradients)
+    assert there == [False]
+    assert (of_first.shape, of_second.shape) == (first.shape, second.shape)

@@ -237,7 +237,9 @@ class _GatherLinear(torch.autograd.Function):
                 partial.view(-1, weight.shape[1]).addmm_(grad, weight)
         scattering = gathering.scatter(partial.view(gathering.whole_shape(x, in_pieces)), in_pieces)
         del partial  # which is as large as what was gathered
-        with arriving() as whole:
+        lent = arriving()
+        del arriving  # of several sequences it has the pieces that were joined
+        with lent as whole:
             grad_weights = [
                 grad.t() @ whole.flatten(-dims).flatten(0, -2) for dims, grad in zip(contracted, flat, strict=True)
             ]
