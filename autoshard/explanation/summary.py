@@ -48,7 +48,7 @@ def _claim(optimality: str) -> str:
     """What a search has proven, in few words: what it has not tried stands in brackets behind that, on the whole
     page."""
     claim, untried, _ = optimality.partition(" (")
-    if not untried or len(optimality) <= MOST_FACT:
+    if not untried or len(optimality) <= MOST_FACT or "within this model" not in claim:
         return _cut(optimality)
     return f"{claim.partition(': no layout is faster')[0]}, but for what the whole page names"
 
