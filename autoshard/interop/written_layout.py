@@ -110,8 +110,9 @@ def whole_number(name: str, value: object, least: int = 1) -> int:
     """
     check_value(name, value)
     text = str(value).replace("_", "")
-    too_long = len(text) > _MOST_DIGITS
-    if isinstance(value, bool) or too_long or not text.isascii() or not text.isdigit() or int(text) < least:
+    is_number = not isinstance(value, bool) and text.isascii() and text.isdigit()
+    too_long = is_number and len(text) > _MOST_DIGITS
+    if not is_number or too_long or int(text) < least:
         most = f" and of at most {_MOST_DIGITS} digits" if too_long else ""
         raise AutoshardError(f"{name} is {str(value)[:40]!r}; it must be a whole number of at least {least}{most}")
     return int(text)

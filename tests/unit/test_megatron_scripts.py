@@ -300,7 +300,8 @@ def test_a_number_of_thousands_of_digits_is_no_degree() -> None:
     with pytest.raises(AutoshardError) as raised:
         script(f"--tensor-model-parallel-size {'1' * 5000}")
     assert str(raised.value) == (
-        f"train.sh: --tensor-model-parallel-size is '{'1' * 40}'; it must be a whole number of at least 1"
+        f"train.sh: --tensor-model-parallel-size is '{'1' * 40}'; it must be a whole number of at least 1 and of at "
+        "most 12 digits"
     )
 
 
