@@ -144,7 +144,7 @@ def seeded(fault: str, seed: int) -> Iterator[None]:
         yield
 
 
-def _without_recompute(run: Callable[..., Any], *inputs: Any) -> Any:
+def _without_recompute(run: Callable[..., Any], *inputs: Any, weights: Any) -> Any:
     return run(*inputs)
 
 
