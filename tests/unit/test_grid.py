@@ -32,6 +32,7 @@ from autoshard.planner.rejections import Tally
 from autoshard.plans.search_result import Pins
 from autoshard.schedules import Work, at_least_s, step_time_s
 from autoshard.spec.cluster import load_cluster
+from autoshard.spec.lora import Lora
 from autoshard.spec.training import TrainingSpec, load_precision
 from tests.cases import some
 
@@ -70,6 +71,26 @@ def test_grid_is_the_cost_model(name: tuple[str, str, int, int, int, str, str, i
         else:
             assert one.step_time_s[row] == pytest.approx(expected.step_time_s, rel=1e-12)
     assert len({one.whole.family.schedule for one in chunks}) == (2 if backend == "nxd" else 4)
+
+
+@pytest.mark.parametrize("name", ["llama3-8b", "llama3.2-1b"])
+def test_a_head_that_is_not_learned_is_priced_and_held(name: str) -> None:
+    """Beside adapters alone, whether it has a table of its own or the embedding's."""
+    model = replace(load_model(name), lora=Lora(16, 16.0, ("q_proj", "v_proj")))
+    training = TrainingSpec(4096, 16, load_precision("mixed_precision"))
+    problem = Problem(model, training, load_cluster("h100-80gb", 1), "torch")
+    table = Table(problem, ("none", "full"))
+    for pp in (1, 2):
+        for mesh in legal_layouts(problem, Pins(tp=4, pp=pp, cp=1, schedule="1f1b"), Tally()):
+            for draft in mesh.drafts:
+                table.add(draft)
+    chunks = [*table.price()]
+    assert {one.whole.family.pp for one in chunks} == {1, 2}
+    for one in chunks:
+        for row in range(len(one.memory_bytes)):
+            expected = estimate(*problem[:3], one.strategy(row))
+            assert one.memory_bytes[row] == pytest.approx(expected.fullest.total_bytes, rel=1e-12)
+            assert one.exact_s([row])[0] == pytest.approx(expected.step_time_s, rel=1e-12)
 
 
 def test_gradients_of_a_step_with_nothing_to_run_again_may_be_most() -> None:

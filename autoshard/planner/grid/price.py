@@ -328,8 +328,9 @@ def _holds_no_more(holds: RankHolds, before: RankHolds, layers: Array, layers_be
 
 
 def layouts_ends(family: Family, first: PartColumns, last: PartColumns, state: State) -> tuple[End, ...]:
-    """The ends of the models. first, last: as `Whole.parts_of` says them."""
-    return model_ends(first, last, state, family.pp == 1 and not state.last.parameters.any())
+    """The ends of the models. first, last: as `Whole.parts_of` says them; ends that are tied on one rank are in the
+    first. A head that takes time is apart, also where adapters alone are learned and it counts no parameters."""
+    return model_ends(first, last, state, family.pp == 1 and not last.forward_s.any())
 
 
 def rank_rows(
