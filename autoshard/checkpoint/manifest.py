@@ -19,6 +19,7 @@ from autoshard.files.first_difference import first_difference
 from autoshard.files.json_file import read_json
 from autoshard.models.weights import parameter_dtypes
 from autoshard.spec.dropout import NO_DROPOUT, Dropout
+from autoshard.spec.lora import Lora
 from autoshard.spec.model import ModelSpec
 
 FORMAT_VERSION = 1
@@ -109,7 +110,11 @@ class Manifest:
         has_state = (self.model.get("lora") is None) == (model.lora is None)
         may_differ = (*_NOT_OF_STATE, *of_the_trace(model), *(() if has_state else ("lora",)))
         if (apart := first_difference(self.model, to_json(model), may_differ)) is not None:
-            raise AutoshardError(f"checkpoint {where} is of another model: {apart}")
+            lora = self.model.get("lora")
+            told = f": a plan with --lora {from_json(Lora, lora, 'lora')} goes on with these" if lora else ""
+            raise AutoshardError(
+                f"checkpoint {where} is of another model: {apart}{told if apart.startswith('lora.') else ''}"
+            )
         if not has_state:
             told = "has adapters, which the plan lacks" if model.lora is None else "lacks the plan's adapters"
             begins = "the merged model" if model.lora is None else "its weights and new adapters"

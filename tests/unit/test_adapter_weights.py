@@ -155,6 +155,14 @@ def test_adapters_of_another_rank_are_of_another_model(tmp_path: Path) -> None:
             MODELS["llama"],
             "has adapters, which the plan lacks: --weights step-00000002 starts from the merged model",
         ),
+        (
+            LLAMA,
+            replace(LLAMA, lora=replace(LORA, r=8)),
+            (
+                "is of another model: lora.r=4, the plan's has 8: a plan with --lora "
+                "r=4,lora_alpha=8,target_modules=down_proj+q_proj+v_proj goes on with these"
+            ),
+        ),
         (MODELS["llama"], replace(LLAMA, vocab_size=8), "is of another model: vocab_size=96, the plan's has 8"),
     ],
 )
