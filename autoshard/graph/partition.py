@@ -71,9 +71,9 @@ class Program:
         """The tensor behind a view's name."""
         return self.graph.tensors[view.partition("@")[0]]
 
-    def copied_along(self, parameter: str) -> tuple[str, ...]:
-        """The axes along which ranks have the same elements of a parameter."""
-        return tuple(axis for axis, entry in zip(self.axes, self.states[parameter], strict=True) if entry == INVARIANT)
+    def copied_along(self, view: str) -> tuple[str, ...]:
+        """The axes along which ranks have the same elements of a view, such as a parameter."""
+        return tuple(axis for axis, entry in zip(self.axes, self.states[view], strict=True) if entry == INVARIANT)
 
     @cached_property
     def local_bytes(self) -> Mapping[str, int]:

@@ -66,11 +66,11 @@ def bucket_key(program: Program, name: str, mesh: Mesh, tied: frozenset[str], ze
     )
 
 
-def sharing_axes(program: Program, name: str) -> tuple[str, ...]:
+def sharing_axes(program: Program, view: str) -> tuple[str, ...]:
     """The axes along which ranks may share a parameter, each a part of it: of one that is learned those that sum its
     gradient, of another one those along which ranks have the same elements."""
-    learned = program.graph.tensors[name].differentiable
-    axes = program.gradient_sync.get(name, ()) if learned else program.copied_along(name)
+    learned = program.tensor(view).differentiable
+    axes = program.gradient_sync.get(view, ()) if learned else program.copied_along(view)
     return tuple(axis for axis in axes if axis in ZERO_AXES)
 
 

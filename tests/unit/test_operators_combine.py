@@ -45,11 +45,13 @@ from autoshard.planner.operators.combine import WORTH, combine, even
 from autoshard.planner.operators.improve import Solver, graphs, layout_prices
 from autoshard.planner.operators.options import operator_options
 from autoshard.planner.operators.prices import _working_bytes, program_price
+from autoshard.planner.operators.solve import block_problem
 from autoshard.planner.rejections import Tally
 from autoshard.planner.sets import every_set, recompute_sets
 from autoshard.plans.plan import operator_choices
 from autoshard.plans.search_result import Pins
 from autoshard.spec.cluster import load_cluster
+from autoshard.spec.lora import Lora
 from autoshard.spec.training import DTYPE_BYTES, TrainingSpec, load_precision
 from tests.cases import some
 from tests.unit.test_search import every_draft, toy_cluster, toy_model
@@ -216,10 +218,12 @@ def test_bounds_are_below_the_rule_also_of_rings(shape: LocalShape) -> None:
         assert of_several_s / k <= least_s * (1 + ROUNDING)
 
 
+@pytest.mark.parametrize("lora", [None, Lora(8, 8.0, ("down_proj", "q_proj"))], ids=["all learned", "adapters"])
 @pytest.mark.parametrize("zero", range(4))
-def test_rows_of_memory_count_state_as_the_cost_model_does(zero: int) -> None:
+def test_rows_of_memory_count_state_as_the_cost_model_does(zero: int, lora: Lora | None) -> None:
     shape = LocalShape(8, 2, 1, 1, True, "flash", "all_gather")
     problem, draft = real_layout(shape, pp=4, zero=zero)
+    problem = problem._replace(model=replace(problem.model, lora=lora))
     strategy = even(problem, draft, "none")
     mesh = strategy_mesh(problem.model, problem.cluster, strategy)
     block, *_ = graphs(problem, strategy)
@@ -233,6 +237,18 @@ def test_rows_of_memory_count_state_as_the_cost_model_does(zero: int) -> None:
     state = parts_state(parts, zero, precision, mesh, problem.cluster)
     of_state = memory_values(load, state, precision, problem.cluster.device)[:3]
     assert found[telling_ranks(strategy, parts, count).index(1)] == pytest.approx(sum(of_state), rel=1e-12)
+
+
+def test_every_choice_of_a_graph_with_adapters_has_a_price() -> None:
+    """Some choices read a weight in another state than the others: what ranks may share of it is that of the view."""
+    problem, draft = real_layout(LocalShape(8, 2, 1, 1, True, "flash", "all_gather"), zero=3)
+    problem = problem._replace(model=replace(problem.model, lora=Lora(8, 8.0, ("q_proj",))))
+    strategy = even(problem, draft, "none")
+    mesh = strategy_mesh(problem.model, problem.cluster, strategy)
+    block, *_ = graphs(problem, strategy)
+    prices = layout_prices(problem, strategy, mesh)
+    priced = block_problem(block, mesh.stage_axes, True, prices, "torch").seconds_of()
+    assert priced.keys() == {op.name for op in block.operators} and min(map(min, priced.values())) >= 0
 
 
 @pytest.mark.parametrize("shape", SHAPES)
