@@ -1341,6 +1341,16 @@ CASES[4] |= {
         2,
     ),
     "adapters, dropping, tp x cp": ("llama, adapters, dropping", strategy(tp=2, cp=2, recompute="full"), 2),
+    "adapters, HSDP, some runs again": (
+        "llama, adapters",
+        strategy(dp=4, zero=3, dp_replicate=2, recompute="attention+mlp"),
+        2,
+    ),
+    "adapters, experts, pp, ZeRO-3": (
+        "qwen2 moe, adapters",
+        strategy(pp=2, dp=2, ep=2, zero=3, layers=(1, 3), recompute=("full", "none")),
+        2,
+    ),
     "adapters, experts, tp x cp": ("qwen2 moe, adapters", strategy(tp=2, cp=2, ep=2, attention="ring"), 2),
 }
 

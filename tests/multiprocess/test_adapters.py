@@ -20,7 +20,7 @@ from autoshard.spec.lora import Lora
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import TrainingSpec, load_precision
 from tests.multiprocess.models import MODELS
-from tests.multiprocess.plans import strategy
+from tests.multiprocess.plans import plan_of, strategy
 from tests.multiprocess.whole_module import whole_module
 
 LLAMA_1B = load_model("llama3.2-1b")
@@ -85,8 +85,9 @@ def test_merged_weights_do_the_same(name: str) -> None:
         strategy(tp=2, dp=2, recompute="full"),
         strategy(pp=2, dp=2, schedule="zero_bubble", recompute=("full", "mlp")),
         strategy(cp=2, dp=2, zero=3, attention="ring"),
+        strategy(tp=2, pp=2, dp=2, zero=3, recompute=("full", "none")),
     ],
-    ids=["tp", "pp", "cp"],
+    ids=["tp", "pp", "cp", "ZeRO-3"],
 )
 def test_an_audit_agrees(one: Strategy) -> None:
     """Of a size at which tables of positions, which plans leave out, are little."""
@@ -96,3 +97,12 @@ def test_an_audit_agrees(one: Strategy) -> None:
     plan = make_plan(model, training, cluster, "torch", one, estimate(model, training, cluster, one))
     every, held = roles(plan), held_orders(plan)
     assert [audit_role(plan, role, held).differences for role in every] == [()] * len(every)
+
+
+def test_weights_of_what_runs_again_are_gathered_once() -> None:
+    """What runs again asks for adapters and weights at once; adapters that are read first release no weights then."""
+    model = replace(MODELS["llama"], lora=Lora(4, 8.0, ("q_proj",)))
+    plan = plan_of(model, strategy(dp=2, zero=3, recompute="attention"), 1)
+    rows = audit_role(plan, roles(plan)[0], held_orders(plan)).rows
+    gathered = [one for one in rows if one.what == "collectives" and "all_gather" in one.name]
+    assert gathered and all(one.planned == one.measured for one in gathered)

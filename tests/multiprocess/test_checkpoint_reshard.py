@@ -99,6 +99,7 @@ LAYOUTS: dict[str, dict[str, Strategy]] = {
         "one process": strategy(),
         "tp, kv replicated": strategy(tp=4),
         "tp x pp x dp, ZeRO-3": strategy(tp=2, pp=2, dp=3, zero=3),
+        "HSDP": strategy(dp=4, zero=3, dp_replicate=2),
     },
 }
 PAIRS = [

@@ -24,6 +24,7 @@ from autoshard.graph.operators import KINDS
 from autoshard.graph.partition import OperatorStep, Program, RedistributeStep
 from autoshard.graph.recompute import kept_activations
 from autoshard.interop.export import FORMS, export
+from autoshard.layout.buckets import read_in_backward
 from autoshard.layout.sharding import stage_program
 from autoshard.models.huggingface import from_config, to_config
 from autoshard.models.registry import load_model
@@ -75,6 +76,14 @@ def test_the_matrices_of_an_indexer_are_held_and_not_learned() -> None:
     assert {name for name in not_learned(TINY) if name.startswith(PREFIX)} == held | norm
     dtypes = parameter_dtypes(TINY, "BF16")
     assert {dtypes[name] for name in held} == {"BF16"} and {dtypes[name] for name in norm} == {"F32"}
+
+
+def test_backward_reads_an_indexer_only_where_that_runs_again() -> None:
+    """Nothing of what it chooses has a gradient: ZeRO-3 gathers its matrices for forward alone."""
+    program = block_program(TINY, {"tp0": 2})
+    found = [name for name in program.graph.matrices if not program.tensor(name).differentiable]
+    assert len(found) == 3 and {*found} <= not_learned(TINY)
+    assert [read_in_backward(program, found, name) for name in ("none", "mlp", "attention")] == [False, False, True]
 
 
 def test_flops_by_hand() -> None:

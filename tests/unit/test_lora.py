@@ -12,12 +12,14 @@ from autoshard.errors import AutoshardError
 from autoshard.explanation.describe import describe
 from autoshard.graph.adapters import RANK
 from autoshard.graph.recompute import kept_activations
+from autoshard.layout.buckets import BucketKey, bucket_key, units
 from autoshard.models.registry import load_model
 from autoshard.models.stage import dim_sizes, learned_count, linear_layers, parameter_count, stage_graph
 from autoshard.planner.options import request_from
 from autoshard.planner.planning import plan_for
 from autoshard.plans.plan import Plan
 from autoshard.plans.plan_json import plan_to_json
+from autoshard.plans.step_collectives import step_collectives
 from autoshard.plans.validate import read_plan
 from autoshard.spec.dropout import Dropout
 from autoshard.spec.lora import Lora, parse_lora
@@ -188,15 +190,61 @@ def test_products_of_frozen_weights_keep_nothing() -> None:
     assert kept(ADAPTED) - kept(LLAMA) == {"self_attn.q_proj.lora_scaled", "mlp.down_proj.lora_scaled"}
 
 
+NORMS = (2 * LLAMA.num_hidden_layers + 1) * LLAMA.hidden_size
+
+
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 def test_state_is_that_of_the_adapters(zero: int) -> None:
+    """ZeRO-3 shares what is not learned as well, but for norms."""
     plan = plan_of(ADAPTED, strategy(dp=2, zero=zero), 2, load_precision("mixed_precision"))
     terms = {term.name: term.value for term in plan.estimate.memory[0].terms}
     learned, whole = learned_count(ADAPTED), parameter_count(ADAPTED)
-    norms = (2 * ADAPTED.num_hidden_layers + 1) * ADAPTED.hidden_size  # which ZeRO-3 leaves whole
     weights, sums, state = (2 if zero >= stage else 1 for stage in (3, 2, 1))
-    expected = 2 * (norms + (whole - norms) / weights), 4 * learned / sums, 12 * learned / state
+    expected = 2 * (NORMS + (whole - NORMS) / weights), 4 * learned / sums, 12 * learned / state
     assert [terms[name] for name in MEMORY_TERMS[:3]] == pytest.approx(expected, rel=1e-5)
+
+
+def test_replicas_of_shards_hold_as_much() -> None:
+    one, replicated = (plan_of(ADAPTED, strategy(dp=2 * n, zero=3, dp_replicate=n), 2) for n in (1, 2))
+    held = [[term.value for term in plan.estimate.memory[0].terms][:3] for plan in (one, replicated)]
+    assert held[0] == held[1]
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_weights_that_zero_3_shares(zero: int) -> None:
+    """Those of matrices that are not learned have buckets of their own, whatever tensor parallelism does to them."""
+    plan = plan_of(ADAPTED, strategy(tp=2, dp=2, zero=zero), 2)
+    program = plan.program((1,), False, False)
+    names = [tensor.name for tensor in program.graph.parameters()]
+    keys = {name: bucket_key(program, name, plan.mesh, frozenset(), zero) for name in names}
+    frozen = {name: key for name, key in keys.items() if not key.learned}
+    shared = {key for name, key in frozen.items() if name in program.graph.matrices}
+    whole = {key for name, key in frozen.items() if name not in program.graph.matrices}
+    assert whole == {BucketKey((), (), 1, True, learned=False)}
+    of_block = BucketKey((), ("dp",), 1, True, "model.layers.1", learned=False)
+    assert shared == ({of_block} if zero == 3 else whole)
+    travels = {name for several in units(program, plan.mesh, frozenset(), zero).values() for name in several}
+    sent = {name for name, key in keys.items() if name in program.graph.matrices and zero >= (2 if key.learned else 3)}
+    assert travels == sent
+
+
+def collectives(model: ModelSpec, zero: int) -> dict[tuple[str, str], int]:
+    """Bytes of a step by phase and kind."""
+    plan = plan_of(model, strategy(dp=2, zero=zero), 1, load_precision("mixed_precision"))
+    found: dict[tuple[str, str], int] = {}
+    for one, count in step_collectives(plan, 0).items():
+        found[one.phase, one.kind] = found.get((one.phase, one.kind), 0) + count * one.bytes
+    return found
+
+
+def test_what_is_gathered_and_what_is_summed() -> None:
+    """Weights for both passes, the embedding's for forward alone; gradients of adapters."""
+    found, learned = collectives(ADAPTED, 3), learned_count(ADAPTED)
+    matrices, table = parameter_count(ADAPTED) - NORMS, LLAMA.vocab_size * LLAMA.hidden_size
+    assert found["forward", "all_gather"] == 2 * matrices
+    assert found["backward", "all_gather"] == 2 * (matrices - table)
+    assert found["backward", "reduce_scatter"] == 4 * learned
+    assert collectives(ADAPTED, 2).keys() == {("backward", "reduce_scatter"), ("sync", "all_gather")}
 
 
 def planned(**asked: object) -> Plan:

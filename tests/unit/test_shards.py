@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 from autoshard.cost.backward_release import Moments
+from autoshard.cost.collectives import collective_time_s, group_shape
 from autoshard.cost.estimate import Estimate, estimate
-from autoshard.cost.local_shape import strategy_mesh
+from autoshard.cost.local_shape import mesh_order, strategy_mesh
 from autoshard.cost.part import Part
 from autoshard.cost.passes import Passes, block_passes, end_passes, exposed, stage_passes
 from autoshard.cost.stage import mean_part, strategy_parts
-from autoshard.cost.travelling_bytes import Ahead, Ends, Loss, Sizes, block_bytes, in_work_bytes
-from autoshard.cost.zero_sharding import Travelling, Turns, Unit, in_turns
+from autoshard.cost.travelling_bytes import Ahead, Ends, FrozenAround, Loss, Sizes, block_bytes, in_work_bytes
+from autoshard.cost.zero_sharding import Frozen, Travelling, Turns, Unit, frozen_in_turns, in_turns, moved
 from autoshard.errors import AutoshardError
 from autoshard.graph.count import Collective
 from autoshard.layout.strategy import Strategy, even_stage_layers
@@ -226,6 +227,31 @@ def test_what_is_read_first_is_on_its_way_into_the_next_block() -> None:
     assert block.moments.read == (("dp", "tp"), ("dp",))
 
 
+def test_weights_that_are_not_trained_come_in_turns() -> None:
+    """Experts, shared by 2 of 4 ranks, and the rest of their block. What forward used before a bucket comes while that
+    is at work; one that backward is through with is gone when the next one is asked for."""
+    mesh = strategy_mesh(LLAMA, local_cluster(4), strategy(dp=4, ep=2))
+    rest, experts = ("dp", "ep"), ("dp",)
+    matrices = {rest: 10.0, experts: 90.0}
+    one = frozen_in_turns({rest: 100.0}, mesh, [(rest, 0, 9)])
+    assert one == Frozen(all=100, most=100, beside=100, first=100, opening=100, closing=100)
+    behind = frozen_in_turns(matrices, mesh, [(rest, 0, 5), (experts, 6, 9)])  # the router is the last of the rest
+    assert behind == Frozen(all=100, most=100, beside=10, first=90, opening=10, closing=90)
+    between = frozen_in_turns(matrices, mesh, [(rest, 0, 9), (experts, 6, 8)])  # shared experts are
+    assert between == Frozen(all=100, most=100, beside=100, first=90, opening=10, closing=100)
+    assert frozen_in_turns({("tp",): 10.0}, mesh, [(("tp",), 0, 1)]) == Frozen()  # no other rank has them
+
+
+def test_what_is_not_trained_is_gathered_and_not_scattered() -> None:
+    cluster, precision = local_cluster(4), TRAINING.precision
+    mesh = strategy_mesh(LLAMA, cluster, strategy(dp=4))
+    group, dp = group_shape(mesh_order(mesh), ("dp",), cluster), ("dp",)
+    gathers_s = [collective_time_s("all_gather", 2 * count, group, cluster) for count in (1e6, 1e9)]
+    for zero, gather_s in ((2, 0.0), (3, sum(gathers_s))):
+        found = moved({dp: 1e6}, zero, precision, mesh, cluster, {}, {dp: 1e9})
+        assert found == (gather_s, collective_time_s("reduce_scatter", 4e6, group, cluster))
+
+
 def test_gradients_that_have_come_when_most_is_there() -> None:
     """Ten gradients come one after the other. Behind the MLP's six, one more is there when attention works with most;
     all are when it works with less."""
@@ -273,6 +299,24 @@ def test_what_a_head_has_between_its_table_and_the_blocks() -> None:
     assert at_worst(0, 10) == 10 * 2 + 100 * (2 + sent)  # the next block's weights are there
     assert at_worst(4, 10) == 4 * 2 + 100 * (2 + sent) + 50
     assert at_worst(4, 200) == 200 * 2 + 4 * (2 + 2) + 100 * sent + 50
+
+
+def test_an_end_that_is_not_trained() -> None:
+    """The head's weights are there with gradients of logits and what comes of the block in front; the embedding's in
+    forward; a table that both have, all the time that blocks run backward."""
+    around, loss = (
+        FrozenAround(in_front=20, behind=7, embedding_bytes=30, head_bytes=640.0),
+        Loss(600.0, 0.0, 0.0, 50.0),
+    )
+
+    def at_worst(of_blocks: float, ends: Ends) -> float:
+        found: float = in_work_bytes(of_blocks, ends, Sizes(2, 2, 4), 2, loss, 500.0, 0.0, 0.0, around)
+        return found + 50
+
+    assert at_worst(0, Ends(0, 0, 0, frozen_last=100)) == 640 + 2 * (100 + 20)
+    assert at_worst(0, Ends(0, 0, 1, frozen_last=100)) == 640 + 2 * 100
+    assert at_worst(700, Ends(0, 0, 1, frozen_last=100)) == 700 + 2 * 100
+    assert at_worst(0, Ends(0, 0, 0, frozen_first=1000)) == 2 * (1000 + 7) + 30 - 500
 
 
 def test_blocks_of_two_kinds_need_what_one_of_them_needs_at_a_time() -> None:
