@@ -26,6 +26,17 @@ class Moment(NamedTuple):
 NO_MOMENT = Moment(0.0, {})
 
 
+class WithGradients(NamedTuple):
+    """A step that has the gradients of its weights. place: of the step. activation_bytes: of activations, those that
+    are there then beside what it works with at most; gradient_bytes: of these gradients, those beyond the largest ones
+    of all steps. Neither is above 0.
+    """
+
+    place: int
+    activation_bytes: float
+    gradient_bytes: float
+
+
 class Moments(NamedTuple):
     """The moments of a block's backward at which most may be held.
 
@@ -157,7 +168,7 @@ def _of_largest_operator(
 ) -> tuple[int, Moment, bool]:
     """The place of the operator of Moments.weights; that; and puts_off. held: bytes at each step, less what was given
     back before. most: bytes at the fullest one."""
-    place = max(largest_operators(program, elements), key=held.__getitem__, default=None)
+    place = max(_largest_operators(program, elements), key=held.__getitem__, default=None)
     if place is None:
         return 0, NO_MOMENT, True
     puts_off = any(is_projection(program.graph, one.operator) for one in operator_steps(program.steps[place]))
@@ -176,7 +187,25 @@ def _largest_projection(program: Program, elements: Mapping[str, int]) -> tuple[
     return max(found)
 
 
-def largest_operators(program: Program, elements: Mapping[str, int]) -> list[int]:
+def with_gradients(program: Program, elements: Mapping[str, int]) -> list[WithGradients]:
+    """The steps with weights that are learned. elements: of each weight.
+
+    What a step gathers for several products has a gradient as large, of which its own part is left when those of the
+    weights come: the gradient is summed first.
+    """
+    found = []
+    for place, names in enumerate(_learned_weights(program)):
+        step, summed_bytes = program.steps[place], 0.0
+        if isinstance(step, GatherEinsumStep):
+            summed_bytes = program.local_bytes[step.gather.source] - program.local_bytes[step.gather.target]
+        if names:
+            gradient_bytes = sum(elements[name] * program.tensor(name).element_bytes for name in names)
+            found.append(WithGradients(place, summed_bytes, gradient_bytes))
+    most = max((one.gradient_bytes for one in found), default=0.0)
+    return [one._replace(gradient_bytes=one.gradient_bytes - most) for one in found]
+
+
+def _largest_operators(program: Program, elements: Mapping[str, int]) -> list[int]:
     """The places of the steps whose weights have most elements. elements: of each weight."""
     return _largest(_learned_weights(program), elements)
 

@@ -60,8 +60,8 @@ class Part:
     runs again: gradients and gathered activations, less what was given back before. replay_bytes: beyond both, at the
     fullest step, where something runs again, or where forward needs more. segment_bytes: what the largest segment saves
     that runs again. again_bytes: beyond kept_bytes, what is there more in front of an MLP or of experts than where
-    nothing runs again. at_weights_bytes: beyond kept_bytes, where the operator runs backward whose weights have most
-    elements.
+    nothing runs again. at_weights_bytes: beyond kept_bytes and the gradients of the operator whose weights have most
+    elements, where most is there with those of one operator.
     parameters: elements on one rank, by the axes over which their gradient is summed; matrices: those that are neither
     norms nor biases. num_tensors: how many parameters these are.
     weight_gradients_s: of backward, what a schedule may put off, half of each projection's; weights_waiting_bytes: what

@@ -11,7 +11,7 @@ from math import prod
 from operator import add
 from typing import Any, NamedTuple
 
-from autoshard.cost.backward_release import Moments, largest_operators, moments
+from autoshard.cost.backward_release import Moments, WithGradients, moments, with_gradients
 from autoshard.cost.collectives import CollectiveLaw, exposed_ring_s
 from autoshard.cost.compute import OperatorNeeds, QuantizedProducts, memory_s, operator_needs, seconds_of
 from autoshard.cost.part import ATTENTION, COMPUTE, CONTEXT, EXPERT, TENSOR, Part, Seconds, add_up
@@ -232,9 +232,9 @@ class ProgramWork:
         return len(self._learned)
 
     @cached_property
-    def at_weights(self) -> Sequence[int]:
-        """Places of the steps whose weights have most elements."""
-        return largest_operators(self.program, self._elements)
+    def at_weights(self) -> Sequence[WithGradients]:
+        """The steps that have gradients of weights."""
+        return with_gradients(self.program, self._elements)
 
     @cached_property
     def _frozen(self) -> list[Tensor]:
@@ -295,7 +295,7 @@ class ProgramWork:
                 max(0.0, most - kept - self.working_bytes),
                 max(saved, default=0.0),
                 self.moments.again_bytes([one + other - kept for one, other in zip(held, working, strict=True)]),
-                max((held[place] + working[place] for place in self.at_weights), default=0.0) - kept,
+                max((held[place] + working[place] + sum(more) for place, *more in self.at_weights), default=0.0) - kept,
                 max(0.0, max(waiting_bytes, default=0.0) - max(most, kept + self.working_bytes)),
             )
         return self._recompute[name]

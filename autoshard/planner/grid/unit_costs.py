@@ -274,9 +274,10 @@ BY_SET = 12
 """Kinds of bytes in SetBytes that differ by set."""
 BY_PROGRAM = 3
 """Kinds that do not."""
-FULLEST, FORWARD, FULLEST_WAITING, FORWARD_WAITING = 4, 6, 8, 10
-"""Of those that do, the places of what is there at the fullest step of backward and of forward, with a tile of scores;
-behind each, without any. Of the last two with what waits for gradients of weights."""
+AT_WEIGHTS, FULLEST, FORWARD, FULLEST_WAITING, FORWARD_WAITING = 3, 4, 6, 8, 10
+"""Of those that do, the places of what is there with the gradients of an operator's weights, and at the fullest step of
+backward and of forward, with a tile of scores; behind each of these steps, without any. Of the last two with what waits
+for gradients of weights."""
 
 
 class SetColumns(NamedTuple):
@@ -294,14 +295,16 @@ class SetBytes(NamedTuple):
     """Bytes of the n programs of one local shape under recompute sets, for one sequence a microbatch.
 
     slope_bytes: what one sequence more adds to the bytes that programs keep, that their largest segment saves and that
-    all do, that are there where the operator with the largest weights runs backward, at the fullest step of backward
-    and at that of forward, of both with a tile of scores and without, and all four with what waits for gradients of
-    weights, (n x set,) each, that they work with, with a tile and without, and that wait for gradients of weights, (n,)
-    each. fixed_bytes: what is there without any.
+    all do, zeros, to those that are there at the fullest step of backward and at that of forward, of both with a tile
+    of scores and without, and all four with what waits for gradients of weights, (n x set,) each, that they work with,
+    with a tile and without, and that wait for gradients of weights, (n,) each. fixed_bytes: what is there without any.
+    at_weights: what belongs where the zeros are, of each program with blocks: the same of its steps that have gradients
+    of weights, (set, step) and (step,). Which one needs most depends on how many sequences there are.
     """
 
     slope_bytes: Array
     fixed_bytes: Array
+    at_weights: Sequence[tuple[Array, Array]]
 
 
 @lru_cache(maxsize=2048)
@@ -319,7 +322,8 @@ def _sets_bytes(programs: Programs, recompute: tuple[str, ...]) -> SetBytes:
     works, columns, recomputed = programs.works, programs.bytes, len(programs.with_blocks)
     known = [recomputing(work.program) for work in works]
     by_set, fixed_by_set = np.zeros((2, BY_SET, len(works), len(recompute)))
-    kept_bytes, segment_bytes, again_bytes, at_weights_bytes, *_ = by_set
+    kept_bytes, segment_bytes, again_bytes, *_ = by_set
+    at_weights: list[tuple[Array, Array]] = []
     for program, (pattern, buffers) in enumerate(known):
         names = recompute if program < recomputed else (NO_RECOMPUTE,)  # only blocks ever are
         places, sizes = _set_places(pattern, names), np.array([*buffers.values()])
@@ -331,7 +335,8 @@ def _sets_bytes(programs: Programs, recompute: tuple[str, ...]) -> SetBytes:
             working, tiles, forward, forward_tiles, gradients, put_off = map(np.array, work.at_steps[:6])
             held = places.held_bytes(places.changes, sizes)
             untiled = held + working
-            at_weights_bytes[program] = untiled[:, work.at_weights].max(1, initial=0.0)
+            steps, activations, weight_gradients = np.array(work.at_weights).reshape(-1, 3).T
+            at_weights.append((untiled[:, steps.astype(int)] + activations, weight_gradients))
             for steps, most in work.moments.in_front:
                 again = untiled[:, steps].max(1) - kept_bytes[program] - most
                 again_bytes[program] = np.maximum(again_bytes[program], again)
@@ -352,7 +357,8 @@ def _sets_bytes(programs: Programs, recompute: tuple[str, ...]) -> SetBytes:
                     by_set[place, program], fixed_by_set[place, program] = fullest
     none, working_of = np.zeros(len(works)), columns.working
     slopes = by_set.ravel(), working_of.growing, working_of.untiled, columns.waiting_bytes
-    return SetBytes(np.concatenate(slopes), np.concatenate((fixed_by_set.ravel(), working_of.fixed, none, none)))
+    fixed_bytes = np.concatenate((fixed_by_set.ravel(), working_of.fixed, none, none))
+    return SetBytes(np.concatenate(slopes), fixed_bytes, at_weights)
 
 
 def kept_by_set(program: Program, view: str, recompute: tuple[str, ...]) -> Array:
@@ -474,7 +480,13 @@ def _sums(sequences: Array, forward_s: Array, backward_s: Array, sets: SetColumn
     if of_bytes is None:
         programs, count = len(sets.begins), of_sets.shape[2]
         return _Sums(forward_s, backward_s, of_sets, np.zeros((sizes, programs * (BY_SET * count + BY_PROGRAM))))
-    return _Sums(forward_s, backward_s, of_sets, of_bytes.fixed_bytes + sequences[:, None] * of_bytes.slope_bytes)
+    bytes_of_all: Array = of_bytes.fixed_bytes + sequences[:, None] * of_bytes.slope_bytes
+    count = of_sets.shape[2]
+    start = AT_WEIGHTS * len(sets.begins) * count
+    for place, (slopes, fixed) in enumerate(of_bytes.at_weights):
+        at_steps = sequences[:, None, None] * slopes + fixed
+        bytes_of_all[:, start + place * count : start + (place + 1) * count] = at_steps.max(2, initial=0.0)
+    return _Sums(forward_s, backward_s, of_sets, bytes_of_all)
 
 
 def _parts(sums: _Sums, sets: int, kinds: int, opens: Array, has_first: bool) -> list[Part | None]:
