@@ -21,6 +21,7 @@ from autoshard.cost.travelling_bytes import (
     Loss,
     Sizes,
     block_bytes,
+    blocks_around,
     gathered_ahead,
     in_work_bytes,
     leaving_before,
@@ -310,6 +311,10 @@ def _travelling_bytes(
     kinds = state.turns or [(True, state.block.travelling.turns)]
     all_turns = [turns for _, turns in kinds]
     of_head = where(ends.between > 0, ends.between, ends.last)
+    given_back = [
+        largest(0.0, reduce(smallest, (_given_back(rank, one.part, one.part.kept_bytes) for one in chunks)))
+        for chunks in rank.kinds
+    ]
     of_blocks = opening = closing = frozen_in_front = frozen_behind = 0.0
     for place, ((there, turns), works, chunks) in enumerate(zip(kinds, backwards, rank.kinds, strict=True)):
         last, arounds = chunks[0], chunks[0].around or [Around([rank.most_blocks - 1], [0])]
@@ -318,7 +323,6 @@ def _travelling_bytes(
         cases = (
             [(arounds, 0.0), (arounds[-1:], on_its_way)] if arounds[1:] and rank.has_loss else [(arounds, on_its_way)]
         )
-        behind = reduce(smallest, (_given_back(rank, one.part, one.part.kept_bytes) for one in chunks))
         kept_bytes = reduce(largest, (where(one.there, one.part.kept_bytes, 0.0) for one in chunks))
         segment_bytes = reduce(largest, (where(one.there, one.part.segment_bytes, 0.0) for one in chunks))
         of_kind = turns.run_again(segment_bytes > 0, kept_bytes <= rank.hidden_bytes)
@@ -329,18 +333,17 @@ def _travelling_bytes(
                 block_bytes(
                     of_kind,
                     most_works,
-                    largest(leaving_before(all_turns, [one.behind for one in some]), of_table),
-                    gathered_ahead([one.asked_first for one in all_turns], place, [one.in_front for one in some]),
+                    largest(leaving_before(all_turns, last.next_to, [one.behind for one in some]), of_table),
+                    blocks_around(all_turns, place, last.next_to, [one.in_front for one in some], given_back),
                     sizes,
                     rank.hidden_bytes,
-                    largest(0.0, behind),
                 )
                 for some, of_table in cases
             ],
         )
         if anywhere(turns.frozen_most):
             in_front = [one.in_front for one in arounds]
-            ahead = gathered_ahead([one.frozen_first for one in all_turns], place, in_front).of_last
+            ahead = gathered_ahead([one.frozen_first for one in all_turns], place, last.next_to, in_front)
             needed = needed + sizes.whole * largest(of_kind.frozen_most, of_kind.frozen_beside + ahead)
             if anywhere(ends.frozen_last):  # forward, the head's are on their way
                 first, again = turns.frozen_forward, largest(turns.frozen_forward, turns.frozen_again)

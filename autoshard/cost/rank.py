@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from functools import lru_cache
+from itertools import product
 from typing import Any, NamedTuple
 
 from autoshard.cost.rank_load import RankLoad
 from autoshard.cost.stage import Parts
 from autoshard.cost.zero_sharding import State, Unit
 from autoshard.rows import Number
+from autoshard.spec.blocks import Blocks
 
 
 class End(NamedTuple):
@@ -38,18 +41,35 @@ class Around(NamedTuple):
     behind: Sequence[Number]
 
 
+class NextTo(NamedTuple):
+    """Whether a block of a kind is anywhere in the model next to one of a certain kind, by kind in the order of
+    Rank.kinds: directly in front of it; so while another one of the certain kind is in front of both; directly behind
+    it. between: the places of the kinds of which one is directly in front of it, None for none on its chunk, and one
+    directly behind it."""
+
+    in_front: Sequence[bool]
+    in_front_later: Sequence[bool]
+    behind: Sequence[bool]
+    between: Sequence[tuple[int | None, int]]
+
+
+NEXT_TO_ALIKE = NextTo((True,), (True,), (True,), ((None, 0), (0, 0)))
+"""Where blocks are of one kind."""
+
+
 class LastBlock(NamedTuple):
     """The last block of one kind on a chunk: of its kind the first one to run backward. part: its bytes. there: whether
     the chunk has such a block. behind: (block, how many) of each other kind behind it, which have given back what they
     kept; none with several chunks, see Rank. around: of each chunk that may have such a block; None: as many of its
     kind as the largest chunk has blocks, none of others. opens: whether the head, on its rank, is behind it and no
-    block of another kind."""
+    block of another kind. next_to: of its kind."""
 
     part: Any
     there: Any = True
     behind: Sequence[tuple[Any, Number]] = ()
     around: Sequence[Around] | None = None
     opens: Any = True
+    next_to: NextTo = NEXT_TO_ALIKE
 
 
 class Rank(NamedTuple):
@@ -158,7 +178,8 @@ def rank_of(load: RankLoad, state: State) -> Rank:
 def _last_blocks(load: RankLoad) -> tuple[tuple[LastBlock, ...], ...]:
     """Rank.kinds of one layout."""
     kinds, of_chunks = [*load.kind_counts], [*zip(*load.kind_counts.values(), strict=True)]
-    one, in_order = len(of_chunks) == 1, load.stages[0].in_order
+    one, every = len(of_chunks) == 1, load.stages[0].every
+    in_order = frozenset[tuple[int, int]]() if every is None else every.in_order
 
     def of_kind(own: int, kind: int) -> tuple[LastBlock, ...]:
         behind: list[tuple[Any, int]] = []
@@ -170,10 +191,24 @@ def _last_blocks(load: RankLoad) -> tuple[tuple[LastBlock, ...], ...]:
             behind = [(stage.blocks[other], count) for other, count in known.items()]
             arounds, opens = [around(own, of_chunks[0], [known.get(other, 0) for other in kinds])], not behind
         parts = {id(stage.blocks[kind]): stage.blocks[kind] for stage in load.stages if kind in stage.blocks}
-        known_around = arounds if load.stages[0].kinds else None
-        return tuple(LastBlock(part, True, behind, known_around, opens) for part in parts.values())
+        beside = NEXT_TO_ALIKE if every is None else next_to(kind, tuple(kinds), every)
+        known_around = None if every is None else arounds
+        return tuple(LastBlock(part, True, behind, known_around, opens, beside) for part in parts.values())
 
     return tuple(of_kind(*one) for one in enumerate(kinds))
+
+
+@lru_cache(maxsize=1024)
+def next_to(own: int, kinds: tuple[int, ...], every: Blocks) -> NextTo:
+    """NextTo of a kind. kinds: those of a rank, the kind among them. every: the model's blocks."""
+    in_front, later = (
+        tuple((kind, own) in pairs for kind in kinds) for pairs in (every.neighbours, every.later_neighbours)
+    )
+    behind = tuple((own, kind) in every.neighbours for kind in kinds)
+    places = range(len(kinds))
+    between: list[tuple[int | None, int]] = [(None, place) for place in places if behind[place]]
+    between += [(one, two) for one, two in product(places, places) if (kinds[one], own, kinds[two]) in every.threes]
+    return NextTo(in_front, later, behind, tuple(between))
 
 
 def around(own: int, counts: Sequence[Number], behind: Sequence[Number]) -> Around:

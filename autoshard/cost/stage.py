@@ -6,7 +6,7 @@ count as their mean, and as the largest of what they need at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 
@@ -23,6 +23,7 @@ from autoshard.layout.sharding import OperatorChoices
 from autoshard.layout.strategy import Strategy
 from autoshard.models.stage import padded_vocab_size
 from autoshard.rows import Number, largest, mean, most, shares
+from autoshard.spec.blocks import Blocks
 from autoshard.spec.cluster import Cluster
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import TrainingSpec
@@ -37,7 +38,7 @@ class Parts:
 
     block: one of its blocks, their mean where they are of several kinds. kinds: where the model has several, (kind, how
     many of the stage's blocks are of it); of_kinds: a block of each of these; behind: as Blocks.kinds_behind;
-    in_order: as Blocks has it, of the model's blocks.
+    every: where the model has several kinds, all of its blocks.
     tied_ends: embedding and head on one stage, where they share their table. hidden_bytes: what goes from stage to
     stage. choice_bytes: of an indexer's choice, which goes with them. num_logits: of one microbatch on a rank with the
     head, before the loss.
@@ -53,7 +54,7 @@ class Parts:
     kinds: tuple[tuple[int, int], ...] = ()
     of_kinds: Mapping[int, Part] = field(default_factory=dict)
     behind: Behind = ()
-    in_order: Set[tuple[int, int]] = frozenset()
+    every: Blocks | None = None
 
     @property
     def blocks(self) -> Mapping[int, Part]:
@@ -208,7 +209,7 @@ def strategy_parts(
             return parts
         blocks = {kind: block_part(model, training, cluster, shape, kind, recompute, software) for kind, _ in kinds}
         mean = mean_part(tuple(blocks.values()), tuple(count for _, count in kinds))
-        return replace(parts, block=mean, kinds=kinds, of_kinds=blocks, behind=behind, in_order=every.in_order)
+        return replace(parts, block=mean, kinds=kinds, of_kinds=blocks, behind=behind, every=every)
 
     if software.offloaded:
         found = {name: replace(parts, block=copied_to_host(parts.block, software)) for name, parts in found.items()}

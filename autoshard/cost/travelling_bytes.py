@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial, reduce
-from itertools import chain
-from typing import NamedTuple
+from operator import and_
+from typing import Any, NamedTuple
 
+from autoshard.cost.rank import NextTo
 from autoshard.cost.zero_sharding import Turns
 from autoshard.rows import Number, anywhere, either, largest, smallest, where
 
@@ -59,14 +60,33 @@ class Loss(NamedTuple):
     leaving: Number = 0.0
 
 
-class Ahead(NamedTuple):
-    """Elements of what backward asks for first of the block in front, 0 for none, over rows. of_last: in front of the
-    last block of a kind. of_others: in front of one with another of its kind behind it. others: 1 where there is such a
-    one, else 0."""
+class Between(NamedTuple):
+    """The neighbours of a block that is not the last one of its kind on a chunk, while it runs backward, over rows.
+    there: whether a block may have such neighbours. asked: elements of what backward asks for first of the block in
+    front, 0 for none. leaving: of the last bucket of the block behind, those on their way; None where that is of the
+    same kind. given_back: bytes that blocks up to the next one of the same kind no longer keep, at least."""
 
-    of_last: Number
-    of_others: Number
-    others: Number
+    there: Any
+    asked: Number
+    leaving: Number | None
+    given_back: Number
+
+
+class BlocksAround(NamedTuple):
+    """The blocks around one while it runs backward, over rows. asked: elements of what backward asks for first of the
+    block in front of the last one of a kind, 0 for none. between: of the others of that kind."""
+
+    asked: Number
+    between: Sequence[Between]
+
+    def between_bytes(self, own_leaving: Number, sizes: Sizes, asks: Number = 1) -> Number:
+        """The most bytes that are there of the blocks around one that is not the last of its kind. own_leaving: as
+        Between.leaving, of a block of the kind. asks: 1 where backward asks for the block in front by then, else 0."""
+        most: Number = 0.0
+        for there, asked, leaving, given_back in self.between:
+            on_its_way = sizes.reduced * (own_leaving if leaving is None else leaving)
+            most = largest(most, where(there, asks * asked * sizes.whole + on_its_way - given_back, 0.0))
+        return most
 
 
 class FrozenAround(NamedTuple):
@@ -95,55 +115,82 @@ def loss_work_bytes(logit_bytes: int) -> int:
     return logit_bytes + (PROBABILITY_BYTES if logit_bytes < PROBABILITY_BYTES else 0)
 
 
-def gathered_ahead(asked_first: Sequence[Number], own: int, in_front: Sequence[Sequence[Number]]) -> Ahead:
-    """The elements that are gathered of a block in front while one of a kind runs backward, the most of several chunks:
-    of its own kind where there is one, as kinds mostly come in runs, else of the largest other one.
+def gathered_ahead(
+    asked_first: Sequence[Number], own: int, next_to: NextTo, in_front: Sequence[Sequence[Number]]
+) -> Number:
+    """Elements that are gathered of the block in front while the last one of a kind runs backward, the most of all that
+    it may be, on any of several chunks: of another kind than its own, where there is one of its own, only if the model
+    has such blocks in this order.
 
-    asked_first: what backward asks for first of a block of each kind. own: the place of that kind. in_front: by chunk
-    as cost.rank.Around has it.
+    asked_first: what backward asks for first of a block of each kind. own: the place of that kind. next_to: of it.
+    in_front: by chunk as cost.rank.Around has it.
     """
-    asked, found = asked_first[own], []
+    most: Number = 0.0
     for counts in in_front:
-        other: Number = 0.0
         for place, count in enumerate(counts):
-            if place != own and anywhere(count):
-                other = largest(other, where(count > 0, asked_first[place], 0.0))
-        of_own = counts[own]
-        found.append((where(of_own > 0, asked, other), where(of_own > 1, asked, other), (of_own > 0) * 1.0))
-    return Ahead(*(reduce(largest, numbers) for numbers in zip(*found, strict=True)))
+            if next_to.in_front[place] and anywhere(count):
+                alone = place == own or next_to.in_front_later[place]
+                there = count > 0 if alone else (count > 0) & (counts[own] <= 0)
+                most = largest(most, where(there, asked_first[place], 0.0))
+    return most
 
 
-def leaving_before(kinds: Sequence[Turns], behind: Sequence[Sequence[Number]]) -> Number:
-    """Elements on their way when the last block of a kind begins its backward, the most of several chunks: of the last
-    bucket of a block of another kind. kinds: the turns of all kinds. behind: by chunk as cost.rank.Around has it."""
-    of_chunks = chain(*(zip(kinds, counts, strict=True) for counts in behind))
-    leaving = (where(count > 0, turns.last_on_its_way, 0.0) for turns, count in of_chunks if anywhere(count))
-    return reduce(largest, leaving, 0.0)
+def blocks_around(
+    kinds: Sequence[Turns],
+    own: int,
+    next_to: NextTo,
+    in_front: Sequence[Sequence[Number]],
+    given_back: Sequence[Number],
+) -> BlocksAround:
+    """The blocks around those of one kind. kinds: the turns of all kinds. given_back: bytes that a block of each kind
+    no longer keeps when it has run backward, at least. The others: as of `gathered_ahead`."""
+    found = []
+    for front, behind in next_to.between:
+        there: Any = False
+        for counts in in_front:
+            others = {place for place in (front, behind) if place is not None and place != own}
+            there = there | reduce(and_, (counts[place] > 0 for place in others), counts[own] > (front == own))
+        if anywhere(there):
+            asked = 0.0 if front is None else kinds[front].asked_first
+            alike = behind == own
+            gone = given_back[own] if alike else given_back[own] + given_back[behind]
+            found.append(Between(there, asked, None if alike else kinds[behind].last_on_its_way, gone))
+    return BlocksAround(gathered_ahead([one.asked_first for one in kinds], own, next_to, in_front), found)
+
+
+def leaving_before(kinds: Sequence[Turns], next_to: NextTo, behind: Sequence[Sequence[Number]]) -> Number:
+    """Elements on their way when a block of a kind begins its backward, the most of several chunks: of the last bucket
+    of a block of another kind, which is directly behind it. kinds: the turns of all kinds. next_to: of that kind.
+    behind: by chunk, how many blocks of each kind may be there."""
+    leaving: Number = 0.0
+    for counts in behind:
+        for turns, count, may_be in zip(kinds, counts, next_to.behind, strict=True):
+            if may_be and anywhere(count):
+                leaving = largest(leaving, where(count > 0, turns.last_on_its_way, 0.0))
+    return leaving
 
 
 def block_bytes(
     block: Turns,
     works: Sequence[Number],
     before: Number,
-    ahead: Ahead,
+    around: BlocksAround,
     sizes: Sizes,
     hidden_bytes: Number,
-    behind: Number = 0.0,
 ) -> Number:
-    """Bytes beside kept activations at the worst moment of the last block of a kind on a chunk, over rows.
+    """Bytes beside kept activations at the worst moment of the blocks of a kind on a chunk, over rows.
 
     block: what travels. works: what it works on most; what it does but for tiles of scores with all that the largest
     segment saves that runs again, and with what runs again in front, of which moments say what was given back. before:
     elements on their way when its backward begins: of the head, or of the last bucket of a block of another kind.
-    ahead: what is gathered meanwhile. behind: bytes that a block of the kind behind another one no longer keeps, at
-    least.
+    around: what is there of other blocks meanwhile.
 
     A bucket of a block: the block's weights and the next one's, its gradients, those of the one before on their way;
     the smaller one when the larger one of the next block has not arrived. The first block of a backward has none before
     it but the head, the last one none behind it. What leaves is there twice at first, as backward left it and as it is
     sent, and with it the rank's shard of what arrives.
     """
-    given = block, works, before, ahead, sizes, hidden_bytes, behind
+    given = block, works, before, around, sizes, hidden_bytes
     in_turns = partial(either, block.is_last, lambda: _larger_last(*given), lambda: _larger_first(*given))
     return either(block.together, lambda: _together(*given), in_turns)
 
@@ -250,24 +297,23 @@ def _together(
     block: Turns,
     works: Sequence[Number],
     before: Number,
-    ahead: Ahead,
+    around: BlocksAround,
     sizes: Sizes,
     hidden_bytes: Number,
-    behind: Number,
 ) -> Number:
     """Bytes of a block all of whose gradients leave at its end: of one bucket, or that runs again as a whole. The
     bucket that is asked for first leaves first. Arguments as of block_bytes."""
     (parameter, whole, reduced), rest = sizes, block.all - block.asked_first
     _, late, after, later, in_tile, leaving = _moments(works, block, hidden_bytes)
-    first = ahead.of_last * whole + before * reduced
-    between = ahead.of_others * whole + ahead.others * (reduced * block.last_on_its_way - behind)
+    first = around.asked * whole + before * reduced
+    between = around.between_bytes(block.last_on_its_way, sizes)
     gradients = largest(works[0] + block.early * parameter, late + block.late * parameter)
     behind_late = after + block.after * parameter, later + block.all * parameter, in_tile + block.tiled * parameter
     at_work = reduce(largest, behind_late, gradients) + block.all * whole + largest(first, between)
-    leaves = leaving + (ahead.of_last + rest) * whole + block.all * parameter + reduced * block.first_on_its_way
+    leaves = leaving + (around.asked + rest) * whole + block.all * parameter + reduced * block.first_on_its_way
     if not anywhere(rest):
         return largest(at_work, leaves)
-    rest_leaves = leaving + ahead.of_last * whole + rest * parameter + reduced * block.last_on_its_way
+    rest_leaves = leaving + around.asked * whole + rest * parameter + reduced * block.last_on_its_way
     return largest(at_work, largest(leaves, where(rest > 0, rest_leaves, 0.0)))
 
 
@@ -275,23 +321,22 @@ def _larger_first(
     block: Turns,
     works: Sequence[Number],
     before: Number,
-    ahead: Ahead,
+    around: BlocksAround,
     sizes: Sizes,
     hidden_bytes: Number,
-    behind: Number,
 ) -> Number:
     """Bytes of a block whose experts, the larger bucket, leave first. Arguments as of block_bytes."""
     (parameter, whole, reduced), larger, other = sizes, block.larger, block.other
     larger_leaves, at_once = reduced * block.larger_on_its_way, 1 - block.waits
-    first = at_once * ahead.of_last * whole + before * reduced
-    between = at_once * ahead.of_others * whole + ahead.others * (reduced * block.other_on_its_way - behind)
+    first = at_once * around.asked * whole + before * reduced
+    between = around.between_bytes(block.other_on_its_way, sizes, at_once)
     _, late, after, later, in_tile, leaving = _moments(works, block, hidden_bytes)
     gradients = largest(works[0] + block.early * parameter, late + block.late * parameter)
     of_larger = gradients + block.all * whole + largest(first, between)
-    gathered = (other + at_once * ahead.of_last) * whole
+    gathered = (other + at_once * around.asked) * whole
     at_leave = leaving + gathered + larger * parameter + larger_leaves
     after = largest(after + (block.after - larger) * parameter, largest(later, in_tile) + other * parameter)
-    of_other = after + (other + ahead.of_last) * whole + largest(larger_leaves, before * reduced)
+    of_other = after + (other + around.asked) * whole + largest(larger_leaves, before * reduced)
     return largest(largest(of_larger, at_leave), of_other)
 
 
@@ -299,10 +344,9 @@ def _larger_last(
     block: Turns,
     works: Sequence[Number],
     before: Number,
-    ahead: Ahead,
+    around: BlocksAround,
     sizes: Sizes,
     hidden_bytes: Number,
-    behind: Number,
 ) -> Number:
     """Bytes of a block whose experts, the smaller bucket, leave first. Arguments as of block_bytes.
 
@@ -312,11 +356,11 @@ def _larger_last(
     experts_leave, rest_leaves = reduced * block.other_on_its_way, reduced * block.larger_on_its_way
     early, late, after, later, in_tile, leaving = _moments(works, block, hidden_bytes)
     after = largest(after + (block.after - block.other) * parameter, largest(later, in_tile) + rest * parameter)
-    first = ahead.of_last * whole + before * reduced
-    between = ahead.of_others * whole + ahead.others * (rest_leaves - behind)
+    first = around.asked * whole + before * reduced
+    between = around.between_bytes(block.larger_on_its_way, sizes)
     gradients = largest(early + block.early * parameter, late + block.late * parameter)
     of_experts = block.all * whole + gradients + largest(first, between)
-    gathered = (rest + ahead.of_last) * whole
+    gathered = (rest + around.asked) * whole
     of_leaving = late + gathered + block.late * parameter + experts_leave
     of_rest = after + gathered + experts_leave
     at_end = leaving + gathered + rest * parameter + rest_leaves

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import permutations
+from itertools import pairwise, permutations
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,21 @@ class Blocks:
         """(kind, other) of all pairs of kinds of which some block of the other one is behind some block of the kind."""
         last = {kind: layer for layer, kind in enumerate(self.kind_of)}
         return frozenset((kind, other) for kind, other in permutations(self.kinds, 2) if kind < last[other])
+
+    @cached_property
+    def neighbours(self) -> frozenset[tuple[int, int]]:
+        """(kind, other) of all blocks and the ones directly behind them."""
+        return frozenset(pairwise(self.kind_of))
+
+    @cached_property
+    def threes(self) -> frozenset[tuple[int, int, int]]:
+        """The kinds of all three blocks in a row."""
+        return frozenset(zip(self.kind_of, self.kind_of[1:], self.kind_of[2:], strict=False))
+
+    @cached_property
+    def later_neighbours(self) -> frozenset[tuple[int, int]]:
+        """The `neighbours` that have a block of the other kind in front of both somewhere."""
+        return frozenset((kind, other) for place, (kind, other) in enumerate(pairwise(self.kind_of)) if other < place)
 
     def kind_counts(self, first: int, stop: int) -> tuple[tuple[int, int], ...]:
         """(kind, how many of the blocks from `first` to before `stop` are of it) of each kind among them, in the order

@@ -13,8 +13,9 @@ from autoshard.cost.estimate import Estimate, estimate
 from autoshard.cost.local_shape import mesh_order, strategy_mesh
 from autoshard.cost.part import Part
 from autoshard.cost.passes import Passes, block_passes, end_passes, exposed, stage_passes
+from autoshard.cost.rank import NEXT_TO_ALIKE, next_to
 from autoshard.cost.stage import mean_part, strategy_parts
-from autoshard.cost.travelling_bytes import Ahead, Ends, FrozenAround, Loss, Sizes, block_bytes, in_work_bytes
+from autoshard.cost.travelling_bytes import Ends, FrozenAround, Loss, Sizes, block_bytes, blocks_around, in_work_bytes
 from autoshard.cost.zero_sharding import Frozen, Travelling, Turns, Unit, frozen_in_turns, in_turns, moved
 from autoshard.errors import AutoshardError
 from autoshard.graph.count import Collective
@@ -26,6 +27,7 @@ from autoshard.plans.plan import make_plan
 from autoshard.plans.search_result import Pins
 from autoshard.plans.step_collectives import step_collectives
 from autoshard.runtime.rehearse import local_cluster
+from autoshard.spec.blocks import Blocks
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.training import TrainingSpec, load_precision
 
@@ -94,8 +96,8 @@ def in_work(
     head is right behind these blocks."""
     sizes, (*works, loss_work), (gone_at_embedding, kept_by_loss) = Sizes(2, gathers * 2, 4), at_work, gone_bytes
     before += opens * ends.last * 1.5
-    ahead = Ahead(block.asked_first * (blocks > 1), block.asked_first * (blocks > 2), blocks > 1)
-    of_block = block_bytes(block, works, before, ahead, sizes, hidden_bytes, behind)
+    around = blocks_around([block], 0, NEXT_TO_ALIKE, [[blocks - 1]], [behind])
+    of_block = block_bytes(block, works, before, around, sizes, hidden_bytes)
     loss, last = Loss(loss_work, 0.0, 0.0, kept_by_loss), block.last_on_its_way
     found: float = in_work_bytes(of_block, ends, sizes, 2, loss, gone_at_embedding, opens * block.larger, last)
     return found
@@ -212,6 +214,25 @@ def test_the_worst_moment_of_few_blocks() -> None:
     assert at_worst(2, 0) == 50 + 10 * 2 + 10 * 2 + 10 * sent  # of the first one, when the other's have left or leave
     assert at_worst(2, 9) == 50 + 10 * 2 + 10 * 2 + max(10 * 2 + 9 * sent, 10 * sent)
     assert at_worst(3, 0) == at_worst(80, 0) == 50 + 2 * 10 * 2 + 10 * 2 + 10 * sent
+
+
+def test_the_worst_moment_of_a_block_between_others() -> None:
+    """Blocks of 10 elements in turns with blocks of 4, which keep 3 bytes."""
+    kinds, every = [turns(10, 10, 10, back_leaving=30.0), turns(4, 4, 4)], Blocks((0, 1) * 4)
+
+    def at_worst(in_front: list[int], before: float, kept: float = 0.0, blocks: Blocks = every) -> float:
+        around = blocks_around(kinds, 0, next_to(0, (0, 1), blocks), [in_front], [kept, 3.0])
+        return float(block_bytes(kinds[0], (50.0, 50.0, 50.0), before, around, Sizes(2, 2, 4), 1.0))
+
+    own, arrives, leaves, leaving = 50 + 10 * (2 + 2), 4 * 2, 4 * (4 + 2), 50 - 30 + 10 * (2 + 4 + 2)
+    assert at_worst([0, 0], 0.0) == leaving  # alone, when its gradients leave
+    assert at_worst([0, 1], 20.0) == own + arrives + 20 * 4  # the last one, with what is on its way behind it
+    assert at_worst([2, 2], 20.0) == own + arrives + 20 * 4
+    assert at_worst([2, 2], 0.0) == own + arrives + leaves - 3  # one between two small ones
+    assert at_worst([2, 2], 0.0, kept=5.0) == own + arrives + leaves - 3 - 5
+    assert at_worst([1, 0], 0.0, kept=5.0) == leaving  # none of the others is on its chunk
+    runs = Blocks((0, 0, 1, 0, 0, 1))  # one of its own kind in front or behind, never both
+    assert at_worst([3, 1], 0.0, blocks=runs) == own + max(10 * 2 + leaves - 3, arrives + 10 * (4 + 2))
 
 
 def test_what_is_read_first_is_on_its_way_into_the_next_block() -> None:

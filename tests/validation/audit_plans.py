@@ -121,6 +121,11 @@ PLANS: dict[str, tuple[str, int, dict[str, Any]]] = {
     ),
     "unequal blocks": ("dense first", 8, {"tp": 2, "pp": 2, "dp": 4, "ep": 4, "recompute": "mlp_norm+mlp"}),
     "unequal blocks, ZeRO-3": ("dense first", 4, {"pp": 2, "dp": 16, "ep": 4, "zero": 3, "recompute": "full"}),
+    "dense blocks and mixtures in turns, ZeRO-3": (
+        "in turns",
+        2,
+        {"dp": 8, "zero": 3, "recompute": "full", "sequence_length": 1024},
+    ),
     "unequal windows": ("windows", 8, {"tp": 4, "pp": 2, "num_virtual_stages": 2, "recompute": "core_attention"}),
     "a shared expert, eight others on a rank": (
         "glm-4.5-air",
@@ -389,8 +394,8 @@ def plan(name: str) -> Plan:
         model = replace(load_model("llama3-8b"), vocab_size=50257, num_hidden_layers=few)
     elif model_name == "tied":
         model = replace(load_model("llama3-8b"), tie_word_embeddings=True, num_hidden_layers=few)
-    elif model_name == "dense first":
-        types = ("dense", *("sparse",) * (few - 1))
+    elif model_name in ("dense first", "in turns"):
+        types = ("dense", *("sparse",) * (few - 1)) if model_name == "dense first" else ("dense", "sparse") * (few // 2)
         model = replace(
             load_model("qwen3-30b-a3b"),
             num_hidden_layers=few,

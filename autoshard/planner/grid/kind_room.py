@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from autoshard.cost.memory import BUCKET_BYTES, boundary_buffers, living_bytes, rank_memory
-from autoshard.cost.rank import LastBlock
+from autoshard.cost.rank import LastBlock, next_to
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.cost.travelling_bytes import FEW_BLOCKS
 from autoshard.cost.zero_sharding import State, Unit
@@ -149,7 +149,8 @@ class Blocks:
             if kind or not of_one_chunk:  # what the first block runs again more than others, no other one does
                 ends = tuple(end._replace(part=end.part.without_replay()) for end in ends)
             of_rank = rank_rows(whole.family, holds, places, rank, block, ends if at_ends else (), hidden_bytes)
-            kinds = ((LastBlock(block, opens=of_one_chunk),),)
+            beside = next_to(kind, (kind,), whole.problem.blocks)
+            kinds = ((LastBlock(block, opens=of_one_chunk, next_to=beside),),)
             of_rank = of_rank._replace(block=block._replace(kept_bytes=many), kinds=kinds)
             memory = rank_memory(of_rank, state.of([(kind, 1)]), whole.problem.training.precision)
             found.append(memory.ends + memory.replay + memory.working)

@@ -12,7 +12,7 @@ import numpy as np
 from autoshard.backends.rules import Problem
 from autoshard.cost.memory import rank_memory
 from autoshard.cost.passes import block_passes, end_passes, stages_work
-from autoshard.cost.rank import End, LastBlock, Rank, any_around, around, ends_of, may_open, model_ends
+from autoshard.cost.rank import End, LastBlock, Rank, any_around, around, ends_of, may_open, model_ends, next_to
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.cost.zero_sharding import State
 from autoshard.planner.grid.arrays import Array
@@ -250,6 +250,7 @@ def last_blocks(
     def of_kind(kind: int, there: Array) -> Iterator[LastBlock]:
         on_chunks = there if len(kinds[kind]) == len(there) else there.any(0, keepdims=True)
         others: list[tuple[PartColumns, Array]] = []
+        beside = next_to(every.kinds[kind], every.kinds, every)
         if behind is None:
             of_chunks = counts.swapaxes(0, 1)
             arounds = [any_around(kind, every.kinds, of_chunk, every.in_order) for of_chunk in of_chunks]
@@ -258,7 +259,7 @@ def last_blocks(
             arounds, opens = [around(kind, counts[:, 0], behind[kind])], behind[kind].sum(0) == 0
             others = [(one, count) for (one,), count in zip(kinds, behind[kind], strict=True) if count.any()]
         for block, on_chunk in zip(kinds[kind], on_chunks, strict=True):
-            yield LastBlock(block, on_chunk, others, arounds, opens)
+            yield LastBlock(block, on_chunk, others, arounds, opens, beside)
 
     return tuple(tuple(of_kind(kind, share > 0)) for kind, share in enumerate(shares(counts)))
 
