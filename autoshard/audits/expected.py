@@ -19,7 +19,14 @@ from autoshard.graph.count import (
 )
 from autoshard.graph.partition import OperatorStep, Program, RedistributeStep, Step
 from autoshard.graph.recompute import Segment, segments
-from autoshard.layout.buckets import bucket_elements, bucket_key, held_elements, tied_parameters
+from autoshard.layout.buckets import (
+    bucket_key,
+    bucket_parameters,
+    held_elements,
+    padded_elements,
+    runs_of_shard,
+    tied_parameters,
+)
 from autoshard.layout.template import template_of
 from autoshard.plans.plan import Plan
 from autoshard.plans.stage_sections import RankGraphs, rank_graphs
@@ -81,7 +88,8 @@ def telling_microbatches(plan: Plan, pipeline_rank: int) -> int:
 def expectation(plan: Plan, pipeline_rank: int, rank: int | None = None) -> Expectation:
     """The plan's numbers for each device of one pipeline rank, over all microbatches of a step.
 
-    rank: whose graphs are counted, where its place decides them; None: the pipeline rank's first.
+    rank: whose graphs are counted, and whose weights are rounded, where its place decides them; None: the pipeline
+    rank's first.
     """
     stages = [stage for stage in plan.stages if stage.pipeline_rank == pipeline_rank]
     programs = [plan.program(stage.layers, stage.has_embedding, stage.has_head) for stage in stages]
@@ -97,7 +105,7 @@ def expectation(plan: Plan, pipeline_rank: int, rank: int | None = None) -> Expe
     elements = sum(sum(one.values()) for one in held_elements(programs))
     first, last = (plan.program(s.layers, s.has_embedding, s.has_head) for s in (plan.stages[0], plan.stages[-1]))
     tied = tied_parameters(first, last) if len(plan.stages) > 1 else frozenset()
-    held, unmatched = _memory(plan, programs, tied, pipeline_rank)
+    held, unmatched = _memory(plan, programs, tied, rank)
     return Expectation(
         elements,
         {kind: held[kind] for kind in STATE_KINDS},
@@ -206,8 +214,9 @@ def _transfers(plan: Plan, pipeline_rank: int) -> Counter[Transfer]:
     return transfers
 
 
-def _memory(plan: Plan, programs: list[Program], tied: frozenset[str], pipeline_rank: int) -> _Bytes:
+def _memory(plan: Plan, programs: list[Program], tied: frozenset[str], rank: int) -> _Bytes:
     """(bytes by kind, bytes without counterpart) out of the plan's terms."""
+    pipeline_rank, index = plan.mesh.coordinates(rank)
     terms = memory_by_operators(plan, pipeline_rank)
     more_bytes = plan.estimate.memory[pipeline_rank].total_bytes - sum(terms.values())
     unmatched = {name: terms.pop(name) for name in (RESERVE, BUCKETS)}
@@ -216,28 +225,31 @@ def _memory(plan: Plan, programs: list[Program], tied: frozenset[str], pipeline_
     kept = ("kept activations", "embedding, logits and loss", "pipeline buffers")  # most of them outputs that are kept
     held["kept activations"] = sum(terms.pop(name) for name in kept)
     held["working"] = sum(terms.values())
-    update = _update_bytes(plan, programs, tied)
+    update = _update_bytes(plan, programs, tied, index)
     if update > held["kept activations"] + held["working"]:
         held["kept activations"], held["working"] = 0.0, update
     held["token ids and labels"] = held["tables"] = 0.0
     return held, {name: value for name, value in unmatched.items() if value > 0}
 
 
-def _update_bytes(plan: Plan, programs: list[Program], tied: frozenset[str]) -> float:
+def _update_bytes(plan: Plan, programs: list[Program], tied: frozenset[str], index: Mapping[str, int]) -> float:
     """At the end of a step this runtime has flat buffers where NxD has buckets of a limited size: the sums of all
     gradients that this rank updates, and of one buffer the new parameters, where they go to other ranks, or its shard,
-    while that is summed over replicas; where weights are rounded at random, what a part of one is updated with. While
-    these sums are made, a buffer that is summed over tensor-parallel axes first lies beside its next sum. Before that,
-    what the first and the last stage share is summed over both, one parameter at a time."""
+    while that is summed over replicas; where weights are rounded at random, what a part of a parameter is updated
+    with. While these sums are made, a buffer that is summed over tensor-parallel axes first lies beside its next sum.
+    Before that, what the first and the last stage share is summed over both, one parameter at a time.
+
+    index: of the rank along every stage axis, which decides the parameters that its shards are of."""
     from autoshard.runtime.torch_backend.rounded_adamw import AT_ONCE, BUFFER_BYTES  # which imports torch
 
     precision, zero = plan.training.precision, plan.strategy.zero
     gradient_bytes = DTYPE_BYTES[precision.gradient_accumulation_dtype]
     parameter_bytes = DTYPE_BYTES[precision.parameter_dtype]
     summed = largest = summing = 0.0
-    for key, count in bucket_elements(programs, plan.mesh, tied, zero).items():
+    for key, elements in bucket_parameters(programs, plan.mesh, tied, zero).items():
         if not key.learned:
             continue
+        count = padded_elements(key, sum(elements.values()), plan.mesh, zero)
         shards = plan.mesh.size(key.shard_axes) if zero else 1
         owned = count / shards
         sums = key.sum_axes or key.replica_axes or (key.shard_axes and not key.unit)
@@ -248,7 +260,9 @@ def _update_bytes(plan: Plan, programs: list[Program], tied: frozenset[str]) -> 
         if key.replica_axes and not key.unit and shards > 1:  # as it was scattered and as it is summed
             largest = max(largest, owned * gradient_bytes)
         if precision.rounds_at_random:
-            largest = max(largest, BUFFER_BYTES * min(owned, AT_ONCE))
+            place = plan.mesh.position(index, key.shard_axes) if shards > 1 else 0
+            runs = runs_of_shard(elements, place * count // shards, count // shards)
+            largest = max(largest, BUFFER_BYTES * min(AT_ONCE, max((run.elements for run in runs), default=0)))
     return max(summing, summed + largest, gradient_bytes * _largest_tied(plan, programs, tied))
 
 

@@ -99,16 +99,23 @@ def held_elements(programs: Sequence[Program]) -> list[dict[str, int]]:
     return found
 
 
-def bucket_elements(programs: Sequence[Program], mesh: Mesh, tied: frozenset[str], zero: int) -> dict[BucketKey, int]:
-    """Number of elements of each bucket on one device that runs these programs, padded to whole shards, in a fixed
-    order. What several of them share is there once.
+def bucket_parameters(
+    programs: Sequence[Program], mesh: Mesh, tied: frozenset[str], zero: int
+) -> dict[BucketKey, dict[str, int]]:
+    """For each bucket on one device that runs these programs, in a fixed order, the elements of its parameters by name.
+    What several of them share is there once.
     """
-    totals: dict[BucketKey, int] = {}
+    found: dict[BucketKey, dict[str, int]] = {}
     for program, elements in zip(programs, held_elements(programs), strict=True):
         for name, count in elements.items():
-            key = bucket_key(program, name, mesh, tied, zero)
-            totals[key] = totals.get(key, 0) + count
-    return {key: padded_elements(key, totals[key], mesh, zero) for key in sorted(totals)}
+            found.setdefault(bucket_key(program, name, mesh, tied, zero), {})[name] = count
+    return {key: found[key] for key in sorted(found)}
+
+
+def bucket_elements(programs: Sequence[Program], mesh: Mesh, tied: frozenset[str], zero: int) -> dict[BucketKey, int]:
+    """Number of elements of each of `bucket_parameters`, padded to whole shards."""
+    buckets = bucket_parameters(programs, mesh, tied, zero)
+    return {key: padded_elements(key, sum(elements.values()), mesh, zero) for key, elements in buckets.items()}
 
 
 def padded_elements(key: BucketKey, count: int, mesh: Mesh, zero: int) -> int:
