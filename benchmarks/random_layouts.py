@@ -7,8 +7,8 @@
 
 Small models of every family train two steps in FP64 by 2, 4 or 8 processes; losses, gradients, parameters and the
 collectives executed are compared. Audits have four blocks of any built-in model at full width on one or two instances,
-in mixed precision, bf16_sr or FP32. What differs is printed with its layout. The exit code is 1 where a layout does not
-train like one process, or holds more than planned, by more than an audit allows.
+in mixed precision, bf16_sr or FP32. One in four is updated by Muon. What differs is printed with its layout. The exit
+code is 1 where a layout does not train like one process, or holds more than planned, by more than an audit allows.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from autoshard.plans.validate import plan_from_dict
 from autoshard.runtime.rehearse import local_cluster, telling_blocks
 from autoshard.spec.cluster import Cluster, load_cluster
 from autoshard.spec.model import ModelSpec
-from autoshard.spec.training import Precision, TrainingSpec, load_precision
+from autoshard.spec.training import ADAMW, MUON, Precision, TrainingSpec, load_precision
 from benchmarks.planned_parity import right
 from tests.multiprocess.models import MODELS
 from tests.multiprocess.planned import run
@@ -57,6 +57,7 @@ TOGETHER = 12
 LENGTHS = (1024, 2048, 4096)
 INSTANCES = ("h100-80gb", "b200-180gb", "trn2.48xlarge")
 """Of audits: lengths of sequences, tokens, and where layouts would run, on one or two of them."""
+MOSTLY_ADAMW = (ADAMW, ADAMW, ADAMW, MUON)
 MORE, UNLIKE = "holds more than planned", "does not train like one process"
 
 
@@ -110,7 +111,7 @@ def legal(
         try:
             strategy = drawn(draw, models[name], cluster.world_size)
             batch = draw.randint(1, 6) * strategy.dp * strategy.microbatch_size
-            training = TrainingSpec(sequence_length, batch, precision)
+            training = TrainingSpec(sequence_length, batch, precision, optimizer=draw.choice(MOSTLY_ADAMW))
             check_strategy(models[name], training, cluster, backend, strategy)
             priced = estimate(models[name], training, cluster, strategy)
         except AutoshardError:
@@ -188,7 +189,7 @@ def main() -> int:
             wrong += MORE in words or UNLIKE in words
             if words:
                 training = plan.training
-                given = f"{training.precision.name}, {training.global_batch_size} sequences"
+                given = f"{training.precision.name}, {training.optimizer}, {training.global_batch_size} sequences"
                 others = "".join(f"\n  {template}: {dict(choice)}" for template, choice in other_operators(plan))
                 print(f"seed {seed}: {name}, {given}, {plan.strategy}{others}\n  {words}", flush=True)
         seed += 1

@@ -64,6 +64,7 @@ OPTIONS: dict[str, tuple[float, Sequence[Any]]] = {
     "axis-order": (0.05, ("dp-pp-cp-tp", "pp-dp-cp-tp", "tp-cp-dp-pp")),
     "expert-imbalance": (0.05, (1.2, 2)),
     "mtp-num-layers": (0.05, (1,)),
+    "optimizer": (0.15, ("muon",)),
     "dropout": (0.05, ("0.1", "residual=0.1")),
     "fit-probability": (0.05, (0.5, 0.99)),
     "keep-bf16": (0.05, ("attention", "first=1")),

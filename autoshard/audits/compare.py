@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import NamedTuple
 
 from autoshard.audits.expected import Expectation
-from autoshard.audits.values import PEAK_MEMORY, STATE_KINDS, Difference, Flops, Measurement, Row
+from autoshard.audits.values import ORTHOGONAL, PEAK_MEMORY, STATE_KINDS, Difference, Flops, Measurement, Row
 from autoshard.graph.count import Collective
 from autoshard.plans.plan import Plan
 
@@ -83,7 +83,7 @@ def _flops(expected: Expectation, measured: Measurement, scale: Scale) -> Iterat
         wanted, got = _by_kind(wanted), _by_kind(got)
     for key in sorted(wanted.keys() | got.keys()):
         name = f"{key.phase} {key.kind} {key.operator}".strip()
-        yield Row("FLOPs", name, wanted[key], scale(got[key]), CLOSE)
+        yield Row("FLOPs", name, wanted[key], got[key] if key.phase == ORTHOGONAL.phase else scale(got[key]), CLOSE)
 
 
 def _by_kind(flops: Counter[Flops]) -> Counter[Flops]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
-from autoshard.audits.values import STATE_KINDS, Flops, Transfer
+from autoshard.audits.values import ORTHOGONAL, STATE_KINDS, Flops, Transfer
 from autoshard.cost.values import RESERVE
 from autoshard.graph.count import (
     Collective,
@@ -27,6 +27,7 @@ from autoshard.layout.buckets import (
     runs_of_shard,
     tied_parameters,
 )
+from autoshard.layout.orthogonal import Exchange, exchanges
 from autoshard.layout.template import template_of
 from autoshard.plans.plan import Plan
 from autoshard.plans.stage_sections import RankGraphs, rank_graphs
@@ -106,17 +107,28 @@ def expectation(plan: Plan, pipeline_rank: int, rank: int | None = None) -> Expe
     first, last = (plan.program(s.layers, s.has_embedding, s.has_head) for s in (plan.stages[0], plan.stages[-1]))
     tied = tied_parameters(first, last) if len(plan.stages) > 1 else frozenset()
     held, unmatched = _memory(plan, programs, tied, rank)
+    of_step = {key: float(value * plan.num_microbatches) for key, value in flops.items()}
+    if orthogonal := _orthogonalising_flops(plan, programs, tied, rank):
+        of_step[ORTHOGONAL] = orthogonal
     return Expectation(
         elements,
         {kind: held[kind] for kind in STATE_KINDS},
         collectives,
         _transfers(plan, pipeline_rank),
-        {key: value * plan.num_microbatches for key, value in flops.items()},
+        of_step,
         expected_order(plan, pipeline_rank),
         rank_graphs(plan, rank) if plan.cluster.compiles else None,
         held,
         unmatched,
     )
+
+
+def _orthogonalising_flops(plan: Plan, programs: list[Program], tied: frozenset[str], rank: int) -> float:
+    """FLOPs of the matrices that Muon has a rank orthogonalise: owners have about as much to do."""
+    _, index = plan.mesh.coordinates(rank)
+    found = exchanges(programs, plan.mesh, tied, plan.strategy.zero)
+    own = (one.matrices.get(plan.mesh.position(index, one.axes), ()) for one in found)
+    return sum(matrices.flops for of_exchange in own for matrices in of_exchange)
 
 
 def expected_order(plan: Plan, pipeline_rank: int) -> tuple[str, ...]:
@@ -236,8 +248,9 @@ def _update_bytes(plan: Plan, programs: list[Program], tied: frozenset[str], ind
     """At the end of a step this runtime has flat buffers where NxD has buckets of a limited size: the sums of all
     gradients that this rank updates, and of one buffer the new parameters, where they go to other ranks, or its shard,
     while that is summed over replicas; where weights are rounded at random, what a part of a parameter is updated
-    with. While these sums are made, a buffer that is summed over tensor-parallel axes first lies beside its next sum.
-    Before that, what the first and the last stage share is summed over both, one parameter at a time.
+    with; what Muon updates in a round. While these sums are made, a buffer that is summed over tensor-parallel axes
+    first lies beside its next sum. Before that, what the first and the last stage share is summed over both, one
+    parameter at a time.
 
     index: of the rank along every stage axis, which decides the parameters that its shards are of."""
     from autoshard.runtime.torch_backend.rounded_adamw import AT_ONCE, BUFFER_BYTES  # which imports torch
@@ -263,7 +276,36 @@ def _update_bytes(plan: Plan, programs: list[Program], tied: frozenset[str], ind
             place = plan.mesh.position(index, key.shard_axes) if shards > 1 else 0
             runs = runs_of_shard(elements, place * count // shards, count // shards)
             largest = max(largest, BUFFER_BYTES * min(AT_ONCE, max((run.elements for run in runs), default=0)))
+    for one in exchanges(programs, plan.mesh, tied, zero):
+        largest = max(largest, _elements_of_a_round(plan, one, index) * parameter_bytes)
     return max(summing, summed + largest, gradient_bytes * _largest_tied(plan, programs, tied))
+
+
+def _elements_of_a_round(plan: Plan, exchange: Exchange, index: Mapping[str, int]) -> float:
+    """Elements of matrices that a rank has at one time beside the gradients while Muon updates those of an exchange: of
+    what it sends, of what comes, of whole matrices with what an iteration reads and makes of some, and of their parts
+    on their way back. Padding is there by itself while something is sent. index: of the rank along every stage axis."""
+    from autoshard.runtime.torch_backend.muon import alike  # which imports torch
+
+    owned = exchange.matrices.get(plan.mesh.position(index, exchange.axes), ())
+    sent = sum(exchange.sent(plan.mesh.position(index, exchange.shard_axes)))
+    whole = sum(prod(one.sizes) for one in owned)
+    there, back = exchange.most_sent - sent, exchange.most_owned - whole
+    batches = [0.0]
+    for places in alike(owned):
+        several = [owned[place].sizes for place in places]
+        batch, squares = sum(map(prod, several)), sum(count * min(sides) ** 2 for count, *sides in several)
+        batches.append((2 + (len(several) > 1)) * batch + 2 * squares)
+    precision = plan.training.precision
+    converted = sent if precision.parameter_dtype != precision.kept_dtype else 0
+    return max(
+        converted + exchange.most_sent + there,
+        exchange.most_sent + whole + 2 * there if exchange.axes else 0,
+        2 * whole + there,
+        whole + max(batches),
+        whole + exchange.most_owned + back,
+        exchange.most_owned + sent + 2 * back if exchange.axes else 0,
+    )
 
 
 def _largest_tied(plan: Plan, programs: list[Program], tied: frozenset[str]) -> float:

@@ -18,7 +18,7 @@ from autoshard.audits.attention import AttentionWork, Reach
 from autoshard.audits.known_results import KnownResults
 from autoshard.audits.memory_log import MemoryLog
 from autoshard.audits.turns import telling
-from autoshard.audits.values import Flops, Transfer
+from autoshard.audits.values import ORTHOGONAL, Flops, Transfer
 from autoshard.graph.count import Collective
 from autoshard.graph.recompute import block_of
 from autoshard.graph.recurrent_kinds import RECURRENCES
@@ -228,9 +228,14 @@ class Recorder(Onlooker):
         if namespace == _FUNCTIONAL:
             name = func._schema.name.partition("::")[2]
             collective = re.sub("_into_tensor|_tensor|_single|_out", "", name)
-            if collective == "all_to_all" and len(set(args[1])) > 1:  # one destination, one source: a ring's
+            size = max(_bytes(args[0]), _bytes(out))
+            if (
+                collective == "all_to_all" and self._phase() == SYNC
+            ):  # of matrices: ranks send as much, and get more or less
+                size = _bytes(args[0])
+            elif collective == "all_to_all" and len(set(args[1])) > 1:  # one destination, one source: a ring's
                 collective = "send_recv"
-            self._collective(collective, args[-1], max(_bytes(args[0]), _bytes(out)))
+            self._collective(collective, args[-1], size)
             if collective == "all_gather":
                 self._name_gathered(out, args[0])
         elif namespace == _C10D:
@@ -266,7 +271,8 @@ class Recorder(Onlooker):
 
     def _flops(self, kind: str, operator: str, count: float) -> None:
         if self.actions:
-            key = Flops(self._phase(), kind, operator)
+            phase = self._phase()
+            key = ORTHOGONAL if phase == SYNC else Flops(phase, kind, operator)
             self.actions[-1].flops[key] += self._for_each * count  # type: ignore[assignment]
 
 

@@ -19,12 +19,17 @@ that the action at the peak has. tables: rotary positions and masks, kept for th
 class Flops(NamedTuple):
     """The work that a number of FLOPs is counted for.
 
-    phase: 'forward', 'recompute' or 'backward'. kind: of the operator. operator: template of its name.
+    phase: 'forward', 'recompute', 'backward' or 'sync', of what Muon orthogonalises. kind: of the operator. operator:
+    template of its name.
     """
 
     phase: str
     kind: str
     operator: str
+
+
+ORTHOGONAL = Flops("sync", "einsum", "orthogonal updates")
+"""Products of Muon, which no operator of the graph is named for."""
 
 
 class Transfer(NamedTuple):

@@ -12,6 +12,7 @@ from autoshard.layout.mesh import AXIS_ORDER
 from autoshard.layout.strategy import Strategy
 from autoshard.schedules import SCHEDULES
 from autoshard.spec.model_types import RECURRENT
+from autoshard.spec.training import ADAMW
 
 MEGATRON_MIN_RANKS = 32
 """dp * tp with pp > 1 [NxDT models/megatron/megatron_init.py]"""
@@ -198,6 +199,16 @@ def loss_is_of_all_logits(problem: Problem, draft: Draft) -> str | None:
     return None
 
 
+def optimizer_is_adamw(problem: Problem, draft: Draft) -> str | None:
+    """NxD's ZeRO-1 updates flat shards of parameters, in which no matrix is whole. [NxD
+    optimizer/zero_redundancy_optimizer.py]"""
+    if problem.training.optimizer != ADAMW:
+        return (
+            f"backend=nxd has no optimizer={problem.training.optimizer}, which needs whole matrices; use backend torch"
+        )
+    return None
+
+
 def kernel_knows_the_model(problem: Problem, draft: Draft) -> str | None:
     """[SDK archive/nxd-training/known_issues.rst: flash attention serves Hugging Face style models only; neuronxcc
     nki/kernels/attention.py flash_fwd: assert d <= 128; NxD kernels/flash_attn.py and ring_attention_kernel.py take no
@@ -297,6 +308,7 @@ NXD = Backend(
         Rule("NxD adds no loss of routers", router_losses_run_on_torch),
         Rule("NxD drops nothing", dropout_runs_on_torch),
         Rule("NxD computes the loss of all logits", loss_is_of_all_logits),
+        Rule("NxD updates by AdamW", optimizer_is_adamw),
     ),
     kernel_rules=(Rule("the attention kernel does not know the model", kernel_knows_the_model),),
     state_rules=(

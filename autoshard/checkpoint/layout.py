@@ -45,12 +45,17 @@ class Piece:
 
 @dataclass(frozen=True)
 class Shard:
-    """A rank's part of one bucket of its optimizer. elements: its length, with padding. learned: whether it has
-    moments, too."""
+    """A rank's part of one bucket of its optimizer. elements: its length, with padding. moments: how many it has of
+    each element, 0 of what is not learned."""
 
     elements: int
     pieces: tuple[Piece, ...]
-    learned: bool = True
+    moments: int = 2
+
+    @property
+    def learned(self) -> bool:
+        """Whether its elements are learned."""
+        return self.moments > 0
 
 
 @dataclass(frozen=True)
@@ -78,14 +83,14 @@ class _Parameter:
 
 class _Bucket(NamedTuple):
     """A bucket of a pipeline rank. parameters: by name, in order. sizes: elements of each one's part on one rank, by
-    name. shard_axes: those along which ranks hold different shards. elements: of a shard, with padding. learned: as in
+    name. shard_axes: those along which ranks hold different shards. elements: of a shard, with padding. moments: as in
     Shard."""
 
     parameters: dict[str, _Parameter]
     sizes: dict[str, int]
     shard_axes: tuple[str, ...]
     elements: int
-    learned: bool
+    moments: int
 
 
 class _Again(NamedTuple):
@@ -151,7 +156,7 @@ def _buckets(plan: Plan, pipeline_rank: int, shapes: dict[str, tuple[int, ...]])
     places: dict[tuple[object, ...], int] = {}
     for place, key in enumerate(sorted(held)):
         new = _bucket(key, held[key], mesh, zero)
-        but_for_names = (tuple(new.parameters.values()), new.shard_axes, new.elements, new.learned)
+        but_for_names = (tuple(new.parameters.values()), new.shard_axes, new.elements, new.moments)
         earlier = places.setdefault(but_for_names, place)
         alike = buckets[earlier] if earlier < place else new
         assert isinstance(alike, _Bucket)
@@ -164,7 +169,7 @@ def _bucket(key: BucketKey, parameters: dict[str, _Parameter], mesh: Mesh, zero:
     axes = key.shard_axes if zero else ()
     sizes = {name: prod(one.sizes) for name, one in parameters.items()}
     elements = padded_elements(key, sum(sizes.values()), mesh, zero) // mesh.size(axes)
-    return _Bucket(parameters, sizes, axes, elements, key.learned)
+    return _Bucket(parameters, sizes, axes, elements, key.moments)
 
 
 def _parameter(program: Program, tensor: Tensor, shape: tuple[int, ...], again: bool) -> _Parameter:
@@ -196,10 +201,10 @@ def _shard(bucket: _Bucket, mesh: Mesh, index: dict[str, int]) -> Shard:
                 of_block = None if published == whole else whole.sizes
                 pieces.append(Piece(run.name, published, at, is_first and not held.again, of_block))
             at += box.elements
-    return Shard(bucket.elements, tuple(pieces), bucket.learned)
+    return Shard(bucket.elements, tuple(pieces), bucket.moments)
 
 
 def _named(shard: Shard, names: dict[str, str]) -> Shard:
     """A shard with other names of its parameters. names: the one in the shard -> the new one."""
     pieces = tuple(Piece(names[one.name], one.box, one.start, one.writes, one.held) for one in shard.pieces)
-    return Shard(shard.elements, pieces, shard.learned)
+    return Shard(shard.elements, pieces, shard.moments)

@@ -21,10 +21,12 @@ from autoshard.models.weights import parameter_dtypes
 from autoshard.spec.dropout import NO_DROPOUT, Dropout
 from autoshard.spec.lora import Lora
 from autoshard.spec.model import ModelSpec
+from autoshard.spec.training import ADAMW, OPTIMIZERS
 
 FORMAT_VERSION = 1
 QUANTITIES = ("master", "first_moment", "second_moment")
-"""Stored for every parameter that is learned: the weight as the optimizer keeps it, and AdamW's two moments."""
+"""Stored for every parameter that is learned: the weight as the optimizer keeps it, and AdamW's two moments; the first
+alone of what Muon updates, its momentum."""
 WEIGHTS = QUANTITIES[:1]
 """Alone in what `autoshard convert` writes: weights to start from."""
 _MAX_BYTES = 1_000_000_000
@@ -33,9 +35,9 @@ _NOT_OF_STATE = ("name", "dropout")
 """Fields of a model in which a run may go on with others."""
 
 
-def quantities_of(learned: bool) -> tuple[str, ...]:
-    """The quantities that a run stores of a parameter. learned: whether it is."""
-    return QUANTITIES if learned else WEIGHTS
+def quantities_of(moments: int) -> tuple[str, ...]:
+    """The quantities that a run stores of a parameter with so many moments."""
+    return QUANTITIES[: 1 + moments]
 
 
 @dataclass(frozen=True)
@@ -81,8 +83,10 @@ class Manifest:
     dtype: of what is learned, by safetensors' name. learning_rate: of the last step done. seed: all that a run's random
     numbers come from. versions: of the software that wrote it. world_size: number of its ranks, each of which wrote a
     file.
-    quantities: stored for every parameter that is learned, QUANTITIES or WEIGHTS; of others there are only WEIGHTS.
+    quantities: stored for every parameter that is learned, QUANTITIES or WEIGHTS, but for the second moment of what
+    Muon updates; of others there are only WEIGHTS.
     base: None where all parameters are stored; else those alone that are learned.
+    optimizer: that of the run, as in TrainingSpec.
     """
 
     step: Annotated[int, Checked(partial(check_integer, at_least=0))]
@@ -96,6 +100,7 @@ class Manifest:
     files: Annotated[tuple[FileRecord, ...], Checked(_check_files)]
     quantities: Annotated[tuple[str, ...], Checked(_check_quantities)] = QUANTITIES
     base: Annotated[Base | None, Absence.WRITTEN] = None
+    optimizer: Annotated[str, Checked(partial(check_choice, choices=OPTIMIZERS)), Absence.WRITTEN] = ADAMW
 
     def to_json(self) -> str:
         content = to_json(self)
@@ -119,6 +124,14 @@ class Manifest:
             told = "has adapters, which the plan lacks" if model.lora is None else "lacks the plan's adapters"
             begins = "the merged model" if model.lora is None else "its weights and new adapters"
             raise AutoshardError(f"checkpoint {where} {told}: --weights {where} starts from {begins}")
+
+    def check_optimizer(self, optimizer: str, where: Path | Folder) -> None:
+        """Raise AutoshardError for another optimizer than the run's, whose moments mean something else."""
+        if optimizer != self.optimizer:
+            raise AutoshardError(
+                f"checkpoint {where} was trained with optimizer={self.optimizer}, the plan has optimizer={optimizer}: "
+                f"--weights {where} starts from its weights"
+            )
 
     @property
     def dropout(self) -> Dropout:

@@ -9,6 +9,7 @@ from autoshard.cost.collectives import CollectiveLaw, collective_law, ends_shape
 from autoshard.cost.compute import cast_s_per_weight, memory_s
 from autoshard.cost.local_shape import mesh_order
 from autoshard.cost.memory import BUCKET_BYTES
+from autoshard.cost.orthogonal import OrthogonalUpdates, elements_by_axes
 from autoshard.cost.stacks import COMPILED, Software
 from autoshard.cost.zero_sharding import (
     Contents,
@@ -43,7 +44,7 @@ class _Summed(NamedTuple):
     """Elements whose gradients are summed over the same axes. shared: those axes that share the optimizer state;
     within: the others, but for replicas of the shards. owners: ranks along `shared`. elements: of a block of each kind
     and of the ends; travels: those of them that ZeRO-2 and -3 send in every microbatch; quantized: those that products
-    read so and that are cast once a step."""
+    read so and that are cast once a step; orthogonal: those that Muon updates."""
 
     shared: tuple[str, ...]
     within: tuple[str, ...]
@@ -51,6 +52,7 @@ class _Summed(NamedTuple):
     elements: tuple[float, ...]
     travels: tuple[float, ...]
     quantized: tuple[float, ...]
+    orthogonal: tuple[float, ...]
 
 
 class AfterLastMicrobatch:
@@ -70,6 +72,7 @@ class AfterLastMicrobatch:
             DTYPE_BYTES[dtype] for dtype in (precision.gradient_reduce_dtype, precision.parameter_dtype)
         )
         self._update_s = update_s_per_parameter(precision, cluster.device)
+        self._muon_s = update_s_per_parameter(precision, cluster.device, is_orthogonal=True)
         self._cast_s = cast_s_per_weight(precision, cluster.device)
         self._gathered_more = gathered_difference_bytes(precision)
         units = (*contents.blocks.values(), contents.first, contents.last)
@@ -78,6 +81,9 @@ class AfterLastMicrobatch:
         self._num_tensors = [unit.num_tensors for unit in units]
         self._has_replicas = mesh.size(REPLICA_AXES) > 1
         self._summed = []
+        every = [unit.orthogonal for unit in units]
+        self._matrices = OrthogonalUpdates(every, zero, precision, mesh, self._order, cluster)
+        counts = [elements_by_axes(of) for of in every]
         for axes in {axes: None for unit in units for axes in unit.parameters}:
             shared = zero_axes(axes)
             within = tuple(axis for axis in axes if axis not in (*shared, *REPLICA_AXES))
@@ -86,7 +92,8 @@ class AfterLastMicrobatch:
             travels = tuple(unit.matrices.get(axes, 0) if zero >= 2 and owners > 1 else 0 for unit in units)
             once = zero < 3 or owners == 1 or not casts_gathered(precision)
             quantized = tuple(unit.quantized.get(axes, 0) if once else 0 for unit in units)
-            self._summed.append(_Summed(shared, within, owners, elements, travels, quantized))
+            orthogonal = tuple(of.get(axes, 0) for of in counts)
+            self._summed.append(_Summed(shared, within, owners, elements, travels, quantized, orthogonal))
         self._tied_s = self._of_tied(contents.tied, mesh)
 
     def _of_tied(self, tied: Counts, mesh: Mesh) -> float:
@@ -108,7 +115,8 @@ class AfterLastMicrobatch:
         state and one all-gather of the new parameters; without ZeRO an all-reduce, counted under the first of both. So
         is the all-reduce of all shards over their replicas, once a step under every stage. Axes over which a gradient
         is whole on every rank are not summed over. What ZeRO-2 and -3 send in every microbatch is left out, and weights
-        that are cast whenever they have been gathered. The update includes the casts of all other weights.
+        that are cast whenever they have been gathered. The update includes the casts of all other weights, and what
+        ranks exchange for Muon.
         """
         return self.of_kinds({self._kinds[0]: blocks}, first, last)
 
@@ -119,13 +127,13 @@ class AfterLastMicrobatch:
         def on_rank(counts: Sequence[float]) -> Number:
             return sum([time * count for time, count in zip(times, counts, strict=True) if count])
 
-        scatter_s = gather_s = owned = repeated = cast = 0.0
+        scatter_s = gather_s = owned = repeated = cast = by_muon = 0.0
         other_s: Number = self._tied_s if first or last else 0.0
         scattered: dict[tuple[str, ...], Number] = {}
         gathered: dict[tuple[str, ...], Number] = {}
         owners_of: dict[tuple[str, ...], int] = {}
         smaller: dict[tuple[str, ...], Number] = {}
-        for shared, within, owners, elements, matrices, quantized in self._summed:
+        for shared, within, owners, elements, matrices, quantized, orthogonal in self._summed:
             count = on_rank(elements)
             if not anywhere(count):
                 continue
@@ -135,6 +143,7 @@ class AfterLastMicrobatch:
             gathered[shared] = gathered.get(shared, 0) + count - (travels if self._zero == 3 else 0)
             owned += count / owners if self._zero else count
             repeated += count / owners
+            by_muon += on_rank(orthogonal) / (owners if self._zero else 1)
             if self._cast_s:
                 casts = on_rank(quantized)
                 cast += casts / owners if self._zero == 3 else casts  # ZeRO-3 casts what it sends
@@ -153,7 +162,11 @@ class AfterLastMicrobatch:
                     gather_s += self._software.copy_launch_s * copies
         if self._has_replicas:
             scatter_s = scatter_s + self._buckets_s("all_reduce", REPLICA_AXES, repeated * self._reduce_bytes)
-        return After(scatter_s, gather_s, other_s, owned * self._update_s + cast * self._cast_s)
+        update_s = owned * self._update_s + cast * self._cast_s
+        if anywhere(by_muon):
+            orthogonal_s = self._software.link_slowdown * self._matrices.seconds(on_rank)
+            update_s = update_s + by_muon * (self._muon_s - self._update_s) + orthogonal_s
+        return After(scatter_s, gather_s, other_s, update_s)
 
     def _buckets_s(self, kind: str, axes: tuple[str, ...], size: Number) -> Number:
         law = self._laws.get((kind, axes))
@@ -174,12 +187,13 @@ def after_s_per_parameter(
     return float(afterwards.of_rank(1, False, False).total_s) / BUCKET_BYTES
 
 
-def update_s_per_parameter(precision: Precision, device: Device) -> float:
+def update_s_per_parameter(precision: Precision, device: Device, is_orthogonal: bool = False) -> float:
     """Seconds of AdamW for one parameter, its memory traffic: the gradient read (twice: its norm first), the weights
-    and both moments read and written, the parameter written where it is not the master itself."""
+    and both moments read and written, the parameter written where it is not the master itself. is_orthogonal: of Muon,
+    which has one moment, and writes and reads the update before and after it is orthogonal."""
     gradient = 2 * DTYPE_BYTES[precision.gradient_accumulation_dtype]
-    moments = 4 * DTYPE_BYTES[precision.optimizer_dtype]
     parameter = DTYPE_BYTES[precision.parameter_dtype]
+    moments = (2 if is_orthogonal else 4) * DTYPE_BYTES[precision.optimizer_dtype] + is_orthogonal * 4 * parameter
     if precision.master_dtype is None:
         return memory_s(gradient + moments + 2 * parameter, device)
     return memory_s(gradient + moments + 2 * DTYPE_BYTES[precision.master_dtype] + parameter, device)

@@ -29,6 +29,7 @@ from autoshard.cost.travelling_bytes import (
 )
 from autoshard.cost.values import RESERVE
 from autoshard.cost.zero_sharding import STAYS, State, Turns, Unit
+from autoshard.layout.orthogonal import COPIES, ROUND_ELEMENTS
 from autoshard.rows import Number, added, anywhere, largest, smallest, where
 from autoshard.spec.cluster import Device
 from autoshard.spec.training import DTYPE_BYTES, Precision
@@ -105,9 +106,9 @@ def rank_memory(rank: Rank, state: State, precision: Precision, software: Softwa
     parameters: as forward and backward read them, under ZeRO-3 the rank's share. gradients: their sum over
     microbatches, under ZeRO-2 and -3 the rank's share, else whole; where a backward is one compiled graph and the sum
     has a dtype of its own, with the gradients that it hands over at its end.
-    optimizer state: master weights and two moments, under ZeRO-1 1/n of them on each of the n ranks that sum a
-    gradient. kept activations: of every microbatch in flight, chunk by chunk, less what blocks behind the one at work
-    have given back, and what waits for gradients of weights.
+    optimizer state: master weights and two moments, or the one of what Muon updates, under ZeRO-1 1/n of them on each
+    of the n ranks that sum a gradient. kept activations: of every microbatch in flight, chunk by chunk, less what
+    blocks behind the one at work have given back, and what waits for gradients of weights.
     embedding, logits and loss: what the ends of the model keep; where blocks run backward, the loss is over.
     recompute: what is there of what runs again, at the fullest step of a block's backward. working buffers: gradients
     and gathered activations at that step, less what was given back before it; gradients of its weights too unless they
@@ -169,8 +170,12 @@ def _memory_of(at_work: Rank, rank: Rank, state: State, precision: Precision, so
     lives = living_bytes(rank.blocks, handed_over, state.block, units, precision, software, state.owners)
     staying = lives.staying
     buckets = smallest(BUCKET_BYTES, staying * reduced) + smallest(BUCKET_BYTES, staying * parameter)
+    buckets = where(state.shares, buckets, 0.0)
+    if anywhere(lives.orthogonal):
+        whole = largest(state.largest_matrix, smallest(ROUND_ELEMENTS, lives.orthogonal))
+        buckets = buckets + where(lives.orthogonal > 0, COPIES * parameter * whole, 0.0)
     kept = added(kept, -given_back)
-    return Memory(*lives[:3], kept, ends, replay, working, boundary, where(state.shares, buckets, 0.0))
+    return Memory(*lives[:3], kept, ends, replay, working, boundary, buckets)
 
 
 def boundary_buffers(
@@ -197,12 +202,13 @@ def passing_buffers(in_flight: Number, embeddings: Number, more: Number, passing
 
 class Living(NamedTuple):
     """Bytes on a rank that are there all the time: the first three of MEMORY_TERMS. staying: elements whose gradients
-    do not travel in every microbatch."""
+    do not travel in every microbatch. orthogonal: elements that Muon updates."""
 
     parameters: Number
     gradients: Number
     optimizer_state: Number
     staying: Number
+    orthogonal: Number
 
 
 def living_bytes(
@@ -238,7 +244,11 @@ def living_bytes(
     held = weights * (parameter * share)
     if precision.products is not None:
         held = held + share * sum((unit.copies_bytes for unit in ends), blocks * block.copies_bytes)
-    return Living(held, gradients, owned * (master + 2 * moment), staying)
+    states = owned * (master + 2 * moment)
+    orthogonal = sum((unit.one_moment for unit in ends), blocks * block.one_moment)
+    if anywhere(orthogonal):
+        states = states - orthogonal * moment
+    return Living(held, gradients, states, staying, orthogonal)
 
 
 def _handed_over(rank: Rank, state: State) -> Number:

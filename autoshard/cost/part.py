@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from autoshard.cost.backward_release import Moments
+from autoshard.cost.orthogonal import MatricesByAxes
 from autoshard.rows import Number, largest
 
 
@@ -72,7 +73,7 @@ class Part:
     moments: of a block's backward. quantized: parameters that products read quantised. frozen: further elements, which
     are not trained; frozen_matrices: matrices that are not, by the axes of the ranks that share them under ZeRO-3.
     chunks_loss: whether it ends in a loss in chunks. head_gradients: elements of the head's table, where the losses of
-    two modules read it, else 0.
+    two modules read it, else 0. orthogonal: matrices that Muon updates.
     """
 
     forward: Seconds
@@ -99,6 +100,7 @@ class Part:
     frozen_matrices: Mapping[tuple[str, ...], float] = field(default_factory=dict)
     chunks_loss: bool = False
     head_gradients: float = 0
+    orthogonal: MatricesByAxes = field(default_factory=dict)
 
     @cached_property
     def forward_s(self) -> Number:

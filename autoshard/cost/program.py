@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from autoshard.cost.backward_release import Moments, WithGradients, moments, with_gradients
 from autoshard.cost.collectives import CollectiveLaw, exposed_ring_s
 from autoshard.cost.compute import OperatorNeeds, QuantizedProducts, memory_s, operator_needs, seconds_of
+from autoshard.cost.orthogonal import MatricesByAxes, matrix_work
 from autoshard.cost.part import ATTENTION, COMPUTE, CONTEXT, EXPERT, TENSOR, Part, Seconds, add_up
 from autoshard.cost.stacks import COMPILED, Software
 from autoshard.cost.working_bytes import LOSSES, AtSteps, at_steps, given_bytes
@@ -227,6 +228,10 @@ class ProgramWork:
         marked = {one.operator.inputs[1] for one in singles if operand_bytes(self.program, one) is not None}
         return self._by_axes(name for name in self._learned if name in marked)
 
+    @cached_property
+    def orthogonal(self) -> MatricesByAxes:
+        return matrix_work(self.program, self._elements)
+
     @property
     def num_tensors(self) -> int:
         return len(self._learned)
@@ -354,6 +359,7 @@ class PricedProgram:
             frozen_matrices=work.frozen_matrices,
             chunks_loss=work.chunks_loss,
             head_gradients=work.head_gradients,
+            orthogonal=work.orthogonal,
         )
         if not software.adapts:
             return part

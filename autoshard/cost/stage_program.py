@@ -16,6 +16,7 @@ from autoshard.cost.program import ProgramWork
 from autoshard.errors import AutoshardError
 from autoshard.graph.chunked_loss import with_chunked_loss
 from autoshard.graph.ir import Graph
+from autoshard.graph.orthogonal import with_orthogonal_updates
 from autoshard.graph.partition import GatherEinsumStep, Program, RedistributeStep, with_gathered_kept
 from autoshard.graph.quantize import with_quantized_products
 from autoshard.layout.context_parallel import UNUSED, with_context_parallel
@@ -26,7 +27,7 @@ from autoshard.models.padding import key_value_heads
 from autoshard.models.stage import dim_sizes, stage_graph
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.traced import HIDDEN
-from autoshard.spec.training import DTYPE_BYTES, TrainingSpec
+from autoshard.spec.training import DTYPE_BYTES, MUON, TrainingSpec
 
 Unit = tuple[tuple[int, ...], bool, bool]
 """A program that parts are made of: (places of its blocks, with embedding, with head)."""
@@ -61,20 +62,23 @@ def begins_as_others(block: Program) -> bool:
 
 class Rewrites(NamedTuple):
     """A stage's graph is rewritten so for how the model is trained. The first four fields are those of quantised
-    products, as `with_quantized_products` has them. loss_chunks: as `with_chunked_loss` has them."""
+    products, as `with_quantized_products` has them. loss_chunks: as `with_chunked_loss` has them. by_muon: whether
+    Muon updates its matrices."""
 
     operand_bytes: float | None = None
     unquantized: tuple[str, ...] = ()
     multiple: int = 1
     wide_blocks: tuple[int, ...] = ()
     loss_chunks: int = 1
+    by_muon: bool = False
 
     def of(self, graph: Graph) -> Graph:
         """The graph as it is trained.
 
         Raises AutoshardError where its loss has no chunks.
         """
-        return with_chunked_loss(with_quantized_products(graph, *self[:4]), self.loss_chunks)
+        graph = with_chunked_loss(with_quantized_products(graph, *self[:4]), self.loss_chunks)
+        return with_orthogonal_updates(graph) if self.by_muon else graph
 
 
 AS_WRITTEN = Rewrites()
@@ -83,10 +87,12 @@ AS_WRITTEN = Rewrites()
 def rewrites(model: ModelSpec, training: TrainingSpec, layers: Collection[int], last: bool) -> Rewrites:
     """How the graph of these blocks is rewritten for a training. last: whether the head is behind them."""
     products, loss_chunks = training.precision.products, training.loss_chunks if last else 1
+    by_muon = training.optimizer == MUON
     if products is None:
-        return AS_WRITTEN if loss_chunks == 1 else Rewrites(loss_chunks=loss_chunks)
+        return AS_WRITTEN if loss_chunks == 1 and not by_muon else Rewrites(loss_chunks=loss_chunks, by_muon=by_muon)
     wide = tuple(layer for layer in training.wide_blocks(model.num_hidden_layers) if layer in layers)
-    return Rewrites(products.operand_bytes, training.unquantized, products.multiple, wide, loss_chunks)
+    of_products = products.operand_bytes, training.unquantized, products.multiple, wide
+    return Rewrites(*of_products, loss_chunks, by_muon)
 
 
 def stage_work(

@@ -17,6 +17,7 @@ from autoshard.cost.backward_release import Moments
 from autoshard.cost.collectives import collective_time_s, group_shape
 from autoshard.cost.compute import cast_s_per_weight
 from autoshard.cost.local_shape import mesh_order
+from autoshard.cost.orthogonal import MatricesByAxes, elements_by_axes
 from autoshard.cost.part import Part
 from autoshard.cost.program import ProgramWork
 from autoshard.cost.stage import Parts
@@ -288,8 +289,8 @@ class Unit(NamedTuple):
     of an end back_at_once: activations that are gone by then, in hidden activations of a microbatch; head_at_once:
     elements of the head's table where the losses of two modules read it; in_backward: 1 where no schedule puts off
     at_once, such as gradients of experts. Where a schedule puts them off, put_off: those of a block that come at one
-    time then; gathered: what is gathered for them, in hidden activations of a microbatch. 0.0 in all rows where none
-    has any."""
+    time then; gathered: what is gathered for them, in hidden activations of a microbatch. one_moment: of those owned,
+    those that Muon updates. 0.0 in all rows where none has any."""
 
     parameters: Number
     owned: Number
@@ -304,6 +305,7 @@ class Unit(NamedTuple):
     in_backward: Number = 0.0
     put_off: Number = 0.0
     gathered: Number = 0.0
+    one_moment: Number = 0.0
 
     @property
     def weights(self) -> Number:
@@ -346,6 +348,7 @@ MAY_BE_NONE = (
     "in_backward",
     "put_off",
     "gathered",
+    "one_moment",
 )
 """Fields of Unit that are a plain 0.0 where no row has any."""
 
@@ -362,7 +365,7 @@ class State(NamedTuple):
     or -3; False where none is. choice: bytes of an indexer's choice for a byte of the hidden activations with which
     stages send it; all transfers count as if it went with them, both ways. one_graph: whether a backward of a stage is
     one graph, which gives nothing back of what it is given. in_regions: whether a block's at_once is of all its
-    operators, and there when its backward has most.
+    operators, and there when its backward has most. largest_matrix: elements of the largest matrix that Muon updates.
     """
 
     block: Unit
@@ -378,6 +381,7 @@ class State(NamedTuple):
     choice: Number = 0.0
     one_graph: bool = False
     in_regions: bool = False
+    largest_matrix: Number = 0.0
 
     def of(self, kinds: Iterable[tuple[int, Number]]) -> State:
         """The state as a stage or a rank with these blocks has it, (kind, how many): `block` is their mean."""
@@ -402,6 +406,7 @@ class State(NamedTuple):
         first, last = taken(self.first), taken(self.last)
         more: dict[str, Any] = {
             "choice": self.choice[rows] if anywhere(self.choice) else 0.0,
+            "largest_matrix": self.largest_matrix[rows] if anywhere(self.largest_matrix) else 0.0,
             "one_graph": self.one_graph,
             "in_regions": self.in_regions,
         }
@@ -416,7 +421,7 @@ class Contents(NamedTuple):
     of these, matrices, which ZeRO-2 and -3 share; how many parameters these are; moments of its backward; of the
     matrices, those that products read quantised; further elements, which are not trained; whether it ends in a loss in
     chunks; elements of the head's table where two losses read it; further matrices, which are not trained, by the axes
-    of the ranks that share them under ZeRO-3."""
+    of the ranks that share them under ZeRO-3; of the matrices, those that Muon updates."""
 
     parameters: Counts = {}
     matrices: Counts = {}
@@ -427,6 +432,7 @@ class Contents(NamedTuple):
     chunks_loss: bool = False
     head_gradients: float = 0
     frozen_matrices: Counts = {}
+    orthogonal: MatricesByAxes = {}
 
 
 def contents_of(part: Part | ProgramWork) -> Contents:
@@ -524,6 +530,12 @@ def mesh_state(
         return 0.0, at_once, 0.0, 0.0, float(not (in_regions or of.moments.puts_off)), *put_off
 
     def unit(of: Contents, is_block: bool = False, reads_table_once: bool = False) -> Unit:
+        one = held(of, is_block, reads_table_once)
+        if not of.orthogonal:
+            return one
+        return one._replace(one_moment=owned_elements(elements_by_axes(of.orthogonal), mesh, zero))
+
+    def held(of: Contents, is_block: bool, reads_table_once: bool) -> Unit:
         counts, matrices, _, times, quantized, frozen, chunks_loss, *_ = of
         parameters, owned = float(sum(counts.values())), owned_elements(counts, mesh, zero)
         shared = sum(count for axes, count in quantized.items() if zero == 3 and mesh.size(zero_axes(axes)) > 1)
@@ -561,7 +573,9 @@ def mesh_state(
     block, gathers = next(iter(kinds.values())), int(zero == 3)
     one_graph, in_regions = hands_over == "stages", hands_over == "regions"
     state = State(block, *ends, owners > 1, owners, gathers, zero >= 2, several)
-    return state._replace(one_graph=one_graph, in_regions=in_regions)
+    every = (*contents.blocks.values(), contents.first, contents.last)
+    largest_matrix = max((work.largest for one in every for work in one.orthogonal.values()), default=0.0)
+    return state._replace(one_graph=one_graph, in_regions=in_regions, largest_matrix=largest_matrix)
 
 
 def mean_unit(units: Sequence[Unit], counts: Sequence[Number]) -> Unit:
@@ -572,7 +586,7 @@ def mean_unit(units: Sequence[Unit], counts: Sequence[Number]) -> Unit:
         return units[0]
     share = shares(counts)
     parameters, owned = mean(share, [unit.parameters for unit in units]), mean(share, [unit.owned for unit in units])
-    names = ("copies_bytes", "frozen", "handed_over")
+    names = ("copies_bytes", "frozen", "handed_over", "one_moment")
     others = {name: mean(share, [getattr(unit, name) for unit in units]) for name in names}
     travelling = [unit.travelling for unit in units]
     if travelling[0] is STAYS:

@@ -26,6 +26,7 @@ from autoshard.plans.stage_sections import RankGraphs
 from autoshard.schedules import SCHEDULES
 from autoshard.spec.lora import Lora
 from autoshard.spec.model import ModelSpec
+from autoshard.spec.training import MUON
 from autoshard.units import counted, format_count
 
 if TYPE_CHECKING:
@@ -417,4 +418,7 @@ def _optimizer(plan: Plan) -> str:
     if plan.strategy.dp_replicate > 1:
         state = f"{name}; {_SHARDED[zero]} sharded over {over}"
     master = f"{precision.master_dtype} master weights" if precision.master_dtype else "no master weights"
+    if plan.training.optimizer == MUON:
+        one = f"{precision.optimizer_dtype} momentum of matrices, two moments of the rest"
+        return f"Muon for the matrices of blocks, else AdamW, {state}; {master}, {one}"
     return f"AdamW, {state}; {master}, {precision.optimizer_dtype} moments"

@@ -39,7 +39,7 @@ LAYOUT: Terms = {
     "stages": "the blocks of each stage, where they are not cut evenly",
     "order": "the order in which ranks count through the axes, where it is not the usual one",
     "master weights": "weights in FP32 that the optimizer updates; the model computes with rounded ones",
-    "moments": "AdamW's two running means, as large as the master weights",
+    "moments": "AdamW's two running means, each as large as the master weights; Muon has one",
     "NeuronCore": "the unit of a Trainium chip that programs see as one device",
     "backend": "the library that runs the plan: nxd (neuronx-distributed) or torch",
 }
@@ -56,7 +56,7 @@ TIME: Terms = {
     "gradient reduce-scatter": "gradients are summed over replicas, each of which gets its share",
     "parameter all-gather": "updated weights go back to every replica",
     "other gradient sums": "sums of gradients over other groups than the replicas",
-    "optimizer update": "AdamW itself",
+    "optimizer update": "AdamW itself; with Muon also whole matrices, which ranks exchange",
 }
 MEMORY: Terms = {
     "parameters": "the weights",

@@ -41,7 +41,7 @@ class Tensor:
     counted: whether an input is among what its readers keep for backward; not where another block keeps it too, and
     counts it.
     rounded: of a parameter that is not learned, whether it is held in the dtype of the weights; None: if it is a
-    matrix.
+    matrix. orthogonal: whether Muon updates a parameter (graph/orthogonal.py).
     """
 
     name: str
@@ -52,6 +52,7 @@ class Tensor:
     matrix: bool | None = None
     counted: bool = True
     rounded: bool | None = None
+    orthogonal: bool = False
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,7 @@ class Options(TypedDict, total=False):
     mtp_loss_scaling_factor: float | None
     dropout: float | str | None
     lora: int | str | None
+    optimizer: str | None
     backend: str | None
     device: str | None
     stack: str | None

@@ -35,6 +35,7 @@ class BucketKey:
     replica_axes: all-reduced over these once a step, last of all: what this rank then has of them, its shard.
     learned: whether there are gradients at all; parameters without them are never updated, and nothing is sent of them
     but the matrices that ZeRO-3 gathers: those have shard_axes and a unit, all others neither.
+    orthogonal: whether Muon updates them, which has one moment (layout/orthogonal.py); else AdamW does.
     """
 
     sum_axes: tuple[str, ...]
@@ -44,6 +45,12 @@ class BucketKey:
     unit: str = ""
     replica_axes: tuple[str, ...] = ()
     learned: bool = True
+    orthogonal: bool = False
+
+    @property
+    def moments(self) -> int:
+        """How many moments the optimizer has of each element."""
+        return 0 if not self.learned else 1 if self.orthogonal else 2
 
 
 def bucket_key(program: Program, name: str, mesh: Mesh, tied: frozenset[str], zero: int) -> BucketKey:
@@ -61,9 +68,8 @@ def bucket_key(program: Program, name: str, mesh: Mesh, tied: frozenset[str], ze
     sync = program.gradient_sync.get(name, ())
     replicas = tuple(axis for axis in sync if axis in REPLICA_AXES)
     others = tuple(axis for axis in sync if axis not in (*ZERO_AXES, *REPLICA_AXES))
-    return BucketKey(
-        others, shard, copies, program.graph.rounded(tensor) if not learned else is_matrix, unit, replicas, learned
-    )
+    decay = is_matrix if learned else program.graph.rounded(tensor)
+    return BucketKey(others, shard, copies, decay, unit, replicas, learned, tensor.orthogonal)
 
 
 def sharing_axes(program: Program, view: str) -> tuple[str, ...]:

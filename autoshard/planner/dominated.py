@@ -22,7 +22,7 @@ from autoshard.cost.zero_sharding import gathered_difference_bytes
 from autoshard.models.stage import published_sizes, stage_graph
 from autoshard.planner.layouts import MeshDrafts, Scheduled
 from autoshard.spec.model import ModelSpec
-from autoshard.spec.training import DTYPE_BYTES
+from autoshard.spec.training import DTYPE_BYTES, MUON
 
 DOMINATED = "another layout is as good in everything"
 """The reason under which such layouts are counted."""
@@ -74,6 +74,8 @@ def _sharing_pays(problem: Problem, tp: int) -> bool:
     gathered = DTYPE_BYTES[precision.parameter_dtype]
     if gathered_difference_bytes(precision) > 0 or gathered > DTYPE_BYTES[precision.gradient_reduce_dtype]:
         return False  # what is gathered may be more than half of what an all-reduce sends
+    if problem.training.optimizer == MUON:
+        return False  # ranks that share state exchange matrices, too
     elements = _fewest_parameters(problem.model) / tp
     saved_s = elements * update_s_per_parameter(precision, cluster.device) / 2
     buckets = MOST_SENT if problem.model.is_moe else 1

@@ -9,14 +9,15 @@ from autoshard.backends.registry import BACKENDS
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.model_types import BLOCK_SPARSE, FULL_ATTENTION, OWN_INDEXER
 from autoshard.spec.traced import LONGEST_TRACE
-from autoshard.spec.training import TrainingSpec
+from autoshard.spec.training import ADAMW, TrainingSpec
 
 TEXT_ALONE = "the text model alone is planned"
 """Words of a note on a config that describes more: whoever plans the model again takes the note over."""
 
 
 def input_notes(model: ModelSpec, training: TrainingSpec, backend: str) -> Iterator[str]:
-    """Sentences on positions beyond those of the model, what it drops, what is left out of it, what does not run."""
+    """Sentences on positions beyond those of the model, what it drops, how it is updated, what is left out of it, what
+    does not run."""
     length, positions, traced = training.sequence_length, model.max_position_embeddings, model.traced_length
     if traced is not None and length > traced:
         yield (
@@ -30,6 +31,9 @@ def input_notes(model: ModelSpec, training: TrainingSpec, backend: str) -> Itera
     if model.lora is not None:
         told = "no result with any was measured under this software; intervals are those of all weights trained"
         yield f"adapters: {told}"
+    if training.optimizer != ADAMW:
+        told = "no result with it was measured; that its products are as fast as those of layers is a guess"
+        yield f"optimizer={training.optimizer}: {told}"
     if model.graph is not None:
         yield f"{model.name} was traced with {min(traced or length, LONGEST_TRACE):,} tokens, without dropout"
     if model.indexer is not None:

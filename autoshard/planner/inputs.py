@@ -45,7 +45,8 @@ def inputs_of(
     length, more = _sequence_length(request, model)
     precision = load_precision(_names(request, cluster)[0])
     quantized_products(cluster.device, precision)  # raises where the device has none
-    training = TrainingSpec(length, request.global_batch, precision, loss_chunks=request.loss_chunks or 1)
+    sizes = length, request.global_batch
+    training = TrainingSpec(*sizes, precision, loss_chunks=request.loss_chunks or 1, optimizer=request.optimizer)
     training = _keeping_wide(training, request, model, cluster)
     if request.operators == "solver":
         _check_solver(request, model, training)

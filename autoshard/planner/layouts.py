@@ -18,7 +18,7 @@ from autoshard.planner.sets import recompute_sets
 from autoshard.plans.search_result import Pins
 from autoshard.schedules import usual_schedule
 from autoshard.spec.model import ModelSpec
-from autoshard.spec.training import DTYPE_BYTES, Precision, of_any_batch
+from autoshard.spec.training import DTYPE_BYTES, MUON, TrainingSpec, of_any_batch
 
 Scheduled = tuple[str, int, int]
 """(schedule, vpp, microbatch size)."""
@@ -156,7 +156,7 @@ def _on_path(path: Precedent, way: Draft, schedules: list[Scheduled], tally: Tal
 def state_at_least_bytes(problem: Problem, draft: Draft) -> float:
     """Bytes that the fullest rank holds at least: parameters, gradients and optimizer state if all ranks held equal
     shares. What experts have is cut and shared apart from the rest."""
-    sizes, apart = state_dtypes_bytes(problem.training.precision), tensor_ranks_apart(draft.tp, draft.etp)
+    sizes, apart = state_dtypes_bytes(problem.training), tensor_ranks_apart(draft.tp, draft.etp)
     others, experts = _parameters(problem.model)
     owners = max(1, draft.dp * draft.cp // draft.dp_replicate)
 
@@ -172,14 +172,15 @@ def state_at_least_bytes(problem: Problem, draft: Draft) -> float:
     )
 
 
-def state_dtypes_bytes(precision: Precision) -> tuple[int, int, int]:
-    """Bytes for each parameter: of the weight, of the sum of its gradients, of master weight and moments."""
+def state_dtypes_bytes(training: TrainingSpec) -> tuple[int, int, int]:
+    """Bytes for each parameter at least: of the weight, of the sum of its gradients, of master weight and moments."""
+    precision = training.precision
     master = 0 if precision.master_dtype is None else DTYPE_BYTES[precision.master_dtype]
     parameter, gradient, moment = (
         DTYPE_BYTES[dtype]
         for dtype in (precision.parameter_dtype, precision.gradient_accumulation_dtype, precision.optimizer_dtype)
     )
-    return parameter, gradient, master + 2 * moment
+    return parameter, gradient, master + (1 if training.optimizer == MUON else 2) * moment
 
 
 @lru_cache(maxsize=16)

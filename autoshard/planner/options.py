@@ -35,7 +35,7 @@ from autoshard.spec.prediction import LOSS_SCALING_FACTOR
 from autoshard.spec.product_format import PRODUCT_FORMATS
 from autoshard.spec.sdk import NEWEST, NEWEST_WITH_NXD, release
 from autoshard.spec.stack import STACKS
-from autoshard.spec.training import PRECISIONS
+from autoshard.spec.training import ADAMW, MUON, OPTIMIZERS, PRECISIONS
 
 MOST_NODES, MOST_SEQUENCES, MOST_TOKENS, MOST_LOSS_CHUNKS = 65_536, 1_048_576, 100_000_000, 4_096
 """Of a cluster, of a step, of a sequence: beyond what anybody has, and what is searched in bounded time."""
@@ -233,6 +233,13 @@ WHAT = (
         "train low-rank adapters in place of the weights: their rank, or r=R and behind commas lora_alpha=ALPHA, "
         "target_modules=q_proj+v_proj (default: alpha is the rank; beside all linear layers of blocks but routers "
         "and experts)",
+    ),
+    Option(
+        "optimizer",
+        one_of(*OPTIMIZERS),
+        "NAME",
+        f"{ADAMW}, or with backend torch {MUON} for the matrices of blocks and {ADAMW} for all else (default: {ADAMW})",
+        ADAMW,
     ),
     Option(
         "backend",

@@ -11,6 +11,7 @@ from autoshard.cost.interval import FIT_PROBABILITY
 from autoshard.plans.search_result import EXACT, OURS
 from autoshard.spec.cluster import Cluster
 from autoshard.spec.model import ModelSpec
+from autoshard.spec.training import ADAMW
 
 INSTANCE = "trn1.32xlarge"
 SEQUENCE_LENGTH = 8192
@@ -51,6 +52,7 @@ class PlanRequest:
     mtp_loss_scaling_factor: float | None = None
     dropout: str | None = None
     lora: int | str | None = None
+    optimizer: str = ADAMW
     backend: str = "auto"
     device: str = "auto"
     stack: str = "auto"

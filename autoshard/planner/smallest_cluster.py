@@ -30,7 +30,7 @@ from autoshard.planner.rejections import Tally
 from autoshard.planner.request import LARGEST_CLUSTER
 from autoshard.planner.watching import goes_on, shown_to
 from autoshard.plans.search_result import Pins
-from autoshard.spec.training import load_precision
+from autoshard.spec.training import MUON, load_precision
 from autoshard.units import counted, format_bytes
 
 if TYPE_CHECKING:
@@ -115,8 +115,10 @@ def with_least_state(
     nothing of the layouts that mostly hold least does, or the problem has that precision, or one with quantised
     products. needed_bytes: what the smallest layout needs of a device."""
     training, least = problem.training, load_precision(LEAST_STATE)
-    now, then = (sum(state_dtypes_bytes(precision)) for precision in (training.precision, least))
+    now, then = (sum(state_dtypes_bytes(one)) for one in (training, replace(training, precision=least)))
     most_bytes = now / then * problem.cluster.device.memory_bytes  # nothing else shrinks as much
+    if training.optimizer == MUON:
+        return None  # which needs master weights
     if training.precision.products is not None or now <= then or needed_bytes > most_bytes or not in_time():
         return None
     smaller = problem._replace(training=replace(training, precision=least))

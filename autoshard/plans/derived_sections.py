@@ -57,12 +57,12 @@ class SequenceSection:
 
 @dataclass(frozen=True)
 class OptimizerSection:
-    """AdamW's state.
+    """The optimizer's state.
 
     zero: As strategy.zero.
     sharded_over: Mesh axes over which it is sharded.
     master_dtype: Of the master weights; null where there are none.
-    state_dtype: Of both moments.
+    state_dtype: Of moments.
     """
 
     zero: Annotated[int, Limit(choices=ZERO_STAGES)]

@@ -15,6 +15,7 @@ from autoshard.layout.buckets import (
     tied_parameters,
     units,
 )
+from autoshard.layout.orthogonal import exchanges
 from autoshard.plans.plan import Plan
 from autoshard.spec.training import DTYPE_BYTES
 
@@ -72,7 +73,8 @@ def _travelling(plan: Plan, program: Program, tied: frozenset[str], recompute: s
 
 
 def _sync(plan: Plan, programs: list[Program], tied: frozenset[str]) -> list[Collective]:
-    """Gradient sums, and new parameters gathered. Left out: the 8-byte sums of norm and loss.
+    """Gradient sums, matrices exchanged for Muon, and new parameters gathered. Left out: the 8-byte sums of norm and
+    loss.
 
     What was summed over the data axes in every microbatch is summed over the others here, shard by shard; everything is
     summed over replicas of the shards.
@@ -108,4 +110,8 @@ def _sync(plan: Plan, programs: list[Program], tied: frozenset[str]) -> list[Col
             collectives.append(Collective("sync", "all_gather", key.shard_axes, count * parameter_bytes))
         elif key.shard_axes:
             collectives.append(Collective("sync", "all_reduce", key.shard_axes, count * gradient_bytes))
+    exchanged = (one for one in exchanges(programs, plan.mesh, tied, zero) if one.axes)
+    for one in exchanged:  # with padding all ranks send as much as the one with most
+        sizes = (count * parameter_bytes for count in (one.most_sent, one.most_owned))
+        collectives += [Collective("sync", "all_to_all", one.axes, size) for size in sizes]
     return collectives

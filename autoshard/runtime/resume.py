@@ -13,6 +13,7 @@ from autoshard.errors import AutoshardError
 from autoshard.files.codec import from_json
 from autoshard.runtime.worker_arguments import CheckpointOptions
 from autoshard.spec.model import ModelSpec
+from autoshard.spec.training import ADAMW
 
 if TYPE_CHECKING:
     from autoshard.runtime.data import TokenStream
@@ -58,12 +59,18 @@ def batches_ahead(manifest: Manifest, stream: TokenStream, steps: int, folder: F
 
 
 def check_resume(
-    checkpoints: CheckpointOptions, model: ModelSpec, stream: TokenStream, steps: int, weights: Path | None = None
+    checkpoints: CheckpointOptions,
+    model: ModelSpec,
+    stream: TokenStream,
+    steps: int,
+    weights: Path | None = None,
+    optimizer: str = ADAMW,
 ) -> Folder | None:
     """The checkpoint that a run will go on from, as far as is seen before any rank starts; None: it starts anew. Raises
     AutoshardError for what every rank would say of it.
 
     weights: where those are that a checkpoint of adapters alone stands beside; None: where they were.
+    optimizer: the run's.
 
     Whether its files are whole, the ranks see, and take an older one: of a manifest that is not, and of a checkpoint
     that lacks files or bytes, nothing is said here.
@@ -82,6 +89,7 @@ def check_resume(
             continue
         try:
             manifest.check_model(model, folder)
+            manifest.check_optimizer(optimizer, folder)
             batches_ahead(manifest, stream, steps, folder)
             if manifest.base is not None:
                 from autoshard.conversion.convert import weights_beside  # brings numpy

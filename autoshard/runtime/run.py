@@ -422,7 +422,7 @@ def _check_start(plan: Plan, options: RunOptions, learned: TokenStream) -> None:
     from autoshard.runtime.resume import check_resume
 
     checkpoints = _checkpoints(plan, options)
-    start = (plan.model, learned, options.steps, options.weights)
+    start = (plan.model, learned, options.steps, options.weights, plan.training.optimizer)
     begin = None if checkpoints is None else check_resume(checkpoints, *start)
     if begin is not None:
         return

@@ -19,6 +19,9 @@ DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8, "int32":
 """Bytes of one element."""
 FLOATING_DTYPES = ("bfloat16", "float16", "float32", "float64")
 FloatingDtype = Annotated[str, Limit(choices=FLOATING_DTYPES)]
+ADAMW, MUON = OPTIMIZERS = ("adamw", "muon")
+"""Muon: momentum whose whole matrices are orthogonalised (graph/orthogonal.py), and AdamW for what is no matrix of a
+block."""
 MOST_EXPERTS = 4096
 TokensOfExperts = Annotated[tuple[NotNegative, ...], Limit(items=1, most_items=MOST_EXPERTS)]
 
@@ -31,7 +34,7 @@ class Precision:
     parameter_dtype: Weights as forward and backward read them.
     compute_dtype: Operators and activations.
     master_dtype: The optimizer's own copy of the weights; null where it updates the parameters themselves.
-    optimizer_dtype: Both moments of AdamW.
+    optimizer_dtype: Moments: both of AdamW, the one of Muon.
     gradient_accumulation_dtype: The sum of gradients over microbatches.
     gradient_reduce_dtype: Gradients as they are sent between data-parallel ranks.
     products: The format in which linear layers of blocks multiply; left out where it is the compute dtype.
@@ -130,6 +133,7 @@ class TrainingSpec:
         for each degree of expert parallelism; left out where they are not known.
     loss_chunks: Chunks of a rank's tokens of a microbatch, one after another, for each of which the logits and the loss
         are computed, again in backward; left out where it is 1: all at once, and kept.
+    optimizer: One of OPTIMIZERS; left out where it is adamw.
     """
 
     sequence_length: Count
@@ -142,6 +146,7 @@ class TrainingSpec:
     expert_imbalance: Annotated[float, Limit(at_least=1), Absence.WRITTEN] = 1.0
     expert_tokens: Annotated[tuple[NotNegative, ...], Limit(most_items=MOST_EXPERTS), Absence.WRITTEN] = ()
     loss_chunks: Annotated[Count, Absence.WRITTEN] = 1
+    optimizer: Annotated[str, Limit(choices=OPTIMIZERS), Absence.WRITTEN] = ADAMW
 
     def __post_init__(self) -> None:
         check_annotated("the training", self)
@@ -149,6 +154,12 @@ class TrainingSpec:
             raise AutoshardError(
                 f"loss_chunks={self.loss_chunks} of the training: a sequence has {self.sequence_length} tokens, and a "
                 "chunk has one at least"
+            )
+        check_choice("the training", "optimizer", self.optimizer, OPTIMIZERS)
+        if self.optimizer == MUON and self.precision.rounds_at_random:
+            raise AutoshardError(
+                f"optimizer={MUON} of the training: its updates need master weights, which precision "
+                f"{self.precision.name} lacks; mixed_precision has them"
             )
         known = PRECISIONS.get(self.precision.name, self.precision)
         for field in fields(self.precision):

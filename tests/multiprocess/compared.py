@@ -61,9 +61,11 @@ class CollectiveCounter(Onlooker):
         namespace, _, name = func._schema.name.partition("::")
         if namespace in ("_c10d_functional", NAMESPACE) and name != "wait_tensor":
             kind = name.replace("_into_tensor", "").replace("_tensor", "").replace("_single", "").replace("_out", "")
-            if kind == "all_to_all" and len(set(args[1])) > 1:  # one destination, one source
-                kind = "send_recv"
             size = max(tensor.numel() * tensor.element_size() for tensor in (args[0], out))
+            if kind == "all_to_all" and self.phase == "sync":  # of matrices: all send as much, and get more or less
+                size = args[0].numel() * args[0].element_size()
+            elif kind == "all_to_all" and len(set(args[1])) > 1:  # one destination, one source
+                kind = "send_recv"
             inside_backward = torch._C._current_graph_task_id() != -1
             phase = "backward" if inside_backward and self.phase == "forward" else self.phase
             self.seen[phase, kind, self._axes.get(args[-1], ("pp",)), size] += 1

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from autoshard.cli import main
-from autoshard.runtime.torch_backend.optimizer import ShardedAdamW
+from autoshard.runtime.torch_backend.optimizer import ShardedOptimizer
 
-update = ShardedAdamW.step
+update = ShardedOptimizer.step
 calls: list[None] = []
 
 
@@ -21,5 +21,5 @@ def hang(*arguments: Any) -> float:
     return update(*arguments)
 
 
-ShardedAdamW.step = hang  # type: ignore[assignment,method-assign]
+ShardedOptimizer.step = hang  # type: ignore[assignment,method-assign]
 sys.exit(main(sys.argv[1:]))

@@ -13,7 +13,7 @@ from autoshard.plans.plan import Plan, make_plan
 from autoshard.runtime.rehearse import local_cluster, telling_blocks
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.prediction import MultiTokenPrediction
-from autoshard.spec.training import Precision, TrainingSpec, load_precision
+from autoshard.spec.training import ADAMW, MUON, Precision, TrainingSpec, load_precision
 from tests.cases import ALL
 from tests.multiprocess.models import MODELS
 
@@ -78,6 +78,9 @@ CASES: dict[int, dict[str, tuple[str, Strategy, int]]] = {
         "dp, ZeRO-3": ("llama", strategy(dp=2, zero=3), 2),
         "ring, ZeRO-3, recompute all": ("llama", strategy(cp=2, attention="ring", recompute="full", zero=3), 2),
         "gpt2 dp, ZeRO-3, tied": ("gpt2", strategy(dp=2, zero=3), 2),
+        "muon, tp": ("llama", strategy(tp=2), 2),
+        "muon, dp": ("gpt2", strategy(dp=2), 2),
+        "muon, dp, no ZeRO-1": ("llama", strategy(dp=2, zero=0), 2),
         "dp, microbatches of 2": ("llama", strategy(dp=2, mbs=2), 2),
         "pp": ("llama", strategy(pp=2), 4),
         "pp, interleaved": ("llama", strategy(pp=2, vpp=2), 4),
@@ -223,6 +226,10 @@ CASES: dict[int, dict[str, tuple[str, Strategy, int]]] = {
         "kv replicated x cp": ("one kv head", strategy(tp=2, cp=2), 2),
         "tp x dp": ("llama", strategy(tp=2, dp=2), 2),
         "tp x dp, ZeRO-3, recompute": ("llama", strategy(tp=2, dp=2, zero=3, recompute="core_attention+mlp"), 2),
+        "muon, kv replicated x dp, ZeRO-3": ("one kv head", strategy(tp=2, dp=2, zero=3), 2),
+        "muon, mixtral ep x tp": ("mixtral", strategy(dp=2, ep=2, tp=2), 2),
+        "muon, pp, interleaved x dp, tied": ("tied", strategy(pp=2, vpp=2, dp=2), 2),
+        "muon, dp x cp": ("llama", strategy(dp=2, cp=2), 2),
         "kv replicated x dp, ZeRO-2": ("one kv head", strategy(tp=2, dp=2, zero=2), 2),
         "pp x dp, ZeRO-3, tied": ("tied", strategy(pp=2, dp=2, zero=3), 3),
         "interleaved x dp x ZeRO-2, tied": ("tied", strategy(pp=2, vpp=2, dp=2, zero=2, recompute="full"), 4),
@@ -304,6 +311,8 @@ CASES: dict[int, dict[str, tuple[str, Strategy, int]]] = {
         "dp inside cp, ZeRO-3": ("llama", strategy(dp=2, cp=2, zero=3, order="pp-cp-dp-tp"), 2),
     },
     8: {
+        "muon, experts cut by a part of tp x dp": ("qwen3 moe", strategy(tp=4, dp=2, ep=2, etp=2), 2),
+        "muon, HSDP, mixtral ep, ZeRO-2": ("mixtral", strategy(dp=4, tp=2, ep=2, zero=2, dp_replicate=2), 2),
         "tp x pp x dp": ("llama", strategy(tp=2, pp=2, dp=2), 4),
         "tied, dp outside pp": ("tied", strategy(tp=2, pp=2, dp=2, order="dp-pp-cp-tp"), 3),
         "kv replicated x pp x dp x recompute": (
@@ -1423,6 +1432,9 @@ CHUNKED = "loss in chunks"
 """How the names of cases begin whose loss comes in chunks."""
 
 
+BY_MUON = "muon, "
+"""How the names of cases begin that are trained by Muon."""
+
 Family = tuple[str, bool, bool]
 """The model type, whether there is a prediction module, and whether blocks read what others made."""
 Sort = tuple[str, tuple[str, ...], int]
@@ -1522,10 +1534,15 @@ test_transformers.py compares in FP32. FP64 tells all but what a dtype does."""
 
 
 def plan_of(
-    model: ModelSpec, chosen: Strategy, num_microbatches: int, precision: Precision = FP64, loss_chunks: int = 1
+    model: ModelSpec,
+    chosen: Strategy,
+    num_microbatches: int,
+    precision: Precision = FP64,
+    loss_chunks: int = 1,
+    optimizer: str = ADAMW,
 ) -> Plan:
     batch = num_microbatches * chosen.dp * chosen.microbatch_size
-    training = TrainingSpec(16, batch, precision, loss_chunks=loss_chunks)
+    training = TrainingSpec(16, batch, precision, loss_chunks=loss_chunks, optimizer=optimizer)
     cluster = local_cluster(chosen.world_size)
     return make_plan(model, training, cluster, "torch", chosen, estimate(model, training, cluster, chosen))
 
@@ -1536,7 +1553,8 @@ def case(world_size: int, name: str, few_blocks: bool = False) -> Plan:
     model = MODELS[named]
     if few_blocks:
         model, chosen = _of_few_blocks(model, chosen)
-    plan = plan_of(model, chosen, microbatches, loss_chunks=CHUNKS if name.startswith(CHUNKED) else 1)
+    chunks, optimizer = (CHUNKS if name.startswith(CHUNKED) else 1), MUON if name.startswith(BY_MUON) else ADAMW
+    plan = plan_of(model, chosen, microbatches, loss_chunks=chunks, optimizer=optimizer)
     if name not in DROPLESS:
         return plan
     enough = plan.model.num_local_experts / plan.model.num_experts_per_tok

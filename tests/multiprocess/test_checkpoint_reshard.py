@@ -22,13 +22,14 @@ from autoshard.models.weights import parameter_dims
 from autoshard.plans.plan import Plan
 from autoshard.runtime.rehearse import local_cluster
 from autoshard.runtime.torch_backend.groups import Group
-from autoshard.runtime.torch_backend.optimizer import ShardedAdamW
+from autoshard.runtime.torch_backend.optimizer import ShardedOptimizer
 from autoshard.runtime.torch_backend.optimizer_settings import OptimizerSettings
 from autoshard.runtime.torch_backend.parameters import local_piece, padded
 from autoshard.runtime.torch_backend.sharded_weights import ShardedWeights
 from autoshard.runtime.torch_backend.sums import Sums
 from autoshard.runtime.trainer.shard_files import read_rank, write_rank
 from autoshard.spec.lora import Lora
+from autoshard.spec.training import ADAMW, MUON
 from benchmarks.random_layouts import legal
 from tests.cases import ALL, some
 from tests.multiprocess.models import MODELS
@@ -36,7 +37,8 @@ from tests.multiprocess.plans import FP32, plan_of, strategy
 
 UNEVEN_VOCABULARY = replace(MODELS["few kv heads"], vocab_size=91)
 ADAPTED = replace(UNEVEN_VOCABULARY, lora=Lora(4, 8.0, ("down_proj", "q_proj", "v_proj")))
-OWN = {"few kv heads": UNEVEN_VOCABULARY, "adapters": ADAPTED}
+BY_MUON = "muon"
+OWN = {"few kv heads": UNEVEN_VOCABULARY, "adapters": ADAPTED, BY_MUON: UNEVEN_VOCABULARY}
 LAYOUTS: dict[str, dict[str, Strategy]] = {
     "few kv heads": {
         "one process": strategy(),
@@ -101,6 +103,12 @@ LAYOUTS: dict[str, dict[str, Strategy]] = {
         "tp x pp x dp, ZeRO-3": strategy(tp=2, pp=2, dp=3, zero=3),
         "HSDP": strategy(dp=4, zero=3, dp_replicate=2),
     },
+    BY_MUON: {
+        "one process": strategy(),
+        "tp, kv replicated": strategy(tp=4),
+        "tp x pp x dp, ZeRO-3": strategy(tp=2, pp=2, dp=3, zero=3),
+        "dp of 3": strategy(dp=3),
+    },
 }
 PAIRS = [
     (model, source, target)
@@ -154,7 +162,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @cache
 def saved(model: str, layout: str, root: Path) -> Saved:
-    plan = plan_of(OWN.get(model) or MODELS[model], LAYOUTS[model][layout], 4, FP32)
+    optimizer = MUON if model == BY_MUON else ADAMW
+    plan = plan_of(OWN.get(model) or MODELS[model], LAYOUTS[model][layout], 4, FP32, optimizer=optimizer)
     return saved_of(plan, root / f"{model} {layout}")
 
 
@@ -191,9 +200,9 @@ def state_of(plan: Plan, rank: int) -> list[tuple[torch.Tensor, ...]]:
         for name, bucket in sharded.bucket_of.items():
             bucket.fill(name, local.pop(name))
         modules.append(Held(program, {name: nn.Parameter(value) for name, value in local.items()}, sharded))
-    optimizer = ShardedAdamW(modules, plan.mesh, groups, Sums.on(place[1], None, None), settings, tied)
-    masters = ((bucket.key.learned, bucket.master.detach()) for bucket in optimizer.buckets)
-    return [(master, 2 * master, master**2) if learned else (master,) for learned, master in masters]
+    optimizer = ShardedOptimizer(modules, plan.mesh, groups, Sums.on(place[1], None, None), settings, tied)
+    masters = ((bucket.key.moments, bucket.master.detach()) for bucket in optimizer.buckets)
+    return [(master, 2 * master, master**2)[: 1 + moments] for moments, master in masters]
 
 
 def whole_parameters(plan: Plan) -> dict[str, torch.Tensor]:

@@ -484,9 +484,9 @@ def test_a_device_without_the_format_says_what_it_has() -> None:
 
 def test_training_says_what_stays_in_bf16() -> None:
     training = TrainingSpec(2048, 8, PRECISIONS["fp8"], unquantized=("attention",))
-    assert rewrites(TINY, training, (3,), False) == (1.0, ("attention",), 16, (), 1)
+    assert rewrites(TINY, training, (3,), False) == Rewrites(1.0, ("attention",), 16, (), 1)
     ends = replace(training, unquantized_first=2, unquantized_last=1)
-    assert rewrites(TINY, ends, (1, 2, 15), True) == (1.0, ("attention",), 16, (1, 15), 1)
+    assert rewrites(TINY, ends, (1, 2, 15), True) == Rewrites(1.0, ("attention",), 16, (1, 15), 1)
     assert ends.wide_blocks(16) == (0, 1, 15) and ends.wide_blocks(2) == (0, 1)
     assert from_json(TrainingSpec, json.loads(json.dumps(to_json(training))), "training") == training
     assert "unquantized" not in to_json(TrainingSpec(2048, 8, BF16))

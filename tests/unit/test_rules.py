@@ -569,6 +569,11 @@ BROKEN: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         "loss_chunks=4: NxD computes the loss of all logits at once; use loss_chunks=1 or backend torch",
     ),
     (
+        {"training": replace(TRAINING, optimizer="muon")},
+        {},
+        "backend=nxd has no optimizer=muon, which needs whole matrices; use backend torch",
+    ),
+    (
         {"model": replace(LLAMA_70B, dropout=Dropout(attention=0.1)), "backend": "torch"},
         {},
         "attention_kernel=flash with attention dropout 0.1: only plain attention drops; use plain",

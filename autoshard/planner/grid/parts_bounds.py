@@ -351,7 +351,7 @@ class Parts:
 
     def _of_each(self, rows: Rows) -> Array:
         """Bytes of weights, sums and optimizer state of one parameter, at least: (whose it is, row)."""
-        parameter, gradient, optimizer = state_dtypes_bytes(self._problem.training.precision)
+        parameter, gradient, optimizer = state_dtypes_bytes(self._problem.training)
         shares = [[np.where(rows.zero >= stage, owners, 1) for stage in (3, 2, 1)] for owners in rows.owners]
         return np.array([parameter / of[0] + gradient / of[1] + optimizer / of[2] for of in shares])
 

@@ -166,9 +166,10 @@ def stacked(states: Sequence[State]) -> State:
     shares, travels = (
         np.array(flags) for flags in zip(*((state.shares, state.travels) for state in states), strict=True)
     )
-    choices = np.array([state.choice for state in states])
     more: dict[str, Any] = {name: getattr(states[0], name) for name in ("one_graph", "in_regions")}
-    more["choice"] = choices if choices.any() else 0.0
+    for name in ("choice", "largest_matrix"):
+        of_states = np.array([getattr(state, name) for state in states])
+        more[name] = of_states if of_states.any() else 0.0
     if not travels.any():
         return State(block, first, last, shares, 1, 0, False, kinds, **more)
     owners, gathers = np.array([(state.owners, state.gathers) for state in states], dtype=float).T

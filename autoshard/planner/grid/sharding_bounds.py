@@ -19,6 +19,7 @@ from autoshard.backends.rules import Draft, Problem
 from autoshard.cost.backward_release import NO_MOMENT, Moment, Moments
 from autoshard.cost.collectives import CollectiveLaw
 from autoshard.cost.local_shape import LocalShape, local_shape
+from autoshard.cost.orthogonal import MatrixWork
 from autoshard.cost.passes import unit_work_s
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.cost.zero_sharding import Contents, ModelContents, State, Travelling, Unit
@@ -107,7 +108,13 @@ def _among(tp: int, unit: Contents) -> Contents:
         frozen_matrices={axes: count // tp for axes, count in unit.frozen_matrices.items()},
         chunks_loss=unit.chunks_loss,
         head_gradients=unit.head_gradients // tp,
+        orthogonal={axes: _share(work, tp) for axes, work in unit.orthogonal.items()},
     )
+
+
+def _share(work: MatrixWork, tp: int) -> MatrixWork:
+    """Matrices of which each of tp ranks has a part; they share the work and exchange nothing for it."""
+    return MatrixWork(work.elements / tp, 0.0, work.flops / tp, work.flops_by_length / tp)
 
 
 def _at_once(unit: Unit) -> Travelling:

@@ -18,6 +18,7 @@ from autoshard.cost.compute import operator_seconds, quantized_products
 from autoshard.cost.estimate import estimate
 from autoshard.cost.local_shape import LocalShape, local_shape, mesh_order, strategy_mesh
 from autoshard.cost.memory import living_bytes, memory_values
+from autoshard.cost.orthogonal import MatricesByAxes, MatrixWork
 from autoshard.cost.rank_load import RankLoad, rank_load, telling_ranks
 from autoshard.cost.stacks import COMPILED
 from autoshard.cost.stage import strategy_parts
@@ -38,7 +39,7 @@ from autoshard.planner.grid.sharding_bounds import Least
 from autoshard.planner.operators.prices import Axes, MemoryRow, Prices
 from autoshard.planner.operators.program import OperatorProblem
 from autoshard.planner.operators.solve import OperatorSolution, block_problem, least_s, priced, promising, solve
-from autoshard.spec.training import DTYPE_BYTES
+from autoshard.spec.training import DTYPE_BYTES, MUON
 
 ATTEMPTS = 3
 """Memory that the rows do not see (whole buckets, other stages' ends) may push a solution over: it is solved again with
@@ -247,7 +248,9 @@ def _row(problem: Problem, strategy: Strategy, mesh: Mesh, load: RankLoad) -> Me
     @cache
     def state_bytes(axes: Axes, matrix: bool, learned: bool) -> float:
         element, precision = {axes: 1}, problem.training.precision
-        one = Contents(element, element if matrix else {})
+        is_orthogonal = matrix and problem.training.optimizer == MUON  # of a block, whose matrices products read
+        orthogonal: MatricesByAxes = {(axes, ()): MatrixWork(1)} if is_orthogonal else {}
+        one = Contents(element, element if matrix else {}, orthogonal=orthogonal)
         if not learned:
             one = Contents(frozen_matrices=element) if matrix else Contents(frozen=1)
         contents = ModelContents({0: one}, Contents())

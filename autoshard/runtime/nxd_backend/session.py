@@ -173,7 +173,7 @@ class NxdSession:
                         pieces.append(Piece(name, kept, at, writes))
                     at += box.elements
                 offset += size
-            found.append(Shard(stop - start, tuple(pieces), one.held.learned))
+            found.append(Shard(stop - start, tuple(pieces), 2 if one.held.learned else 0))  # AdamW's
         return tuple(found)
 
     def _run(self, inputs: Tokens, labels: Tokens, learns: bool = True) -> float:

@@ -136,6 +136,19 @@ def _exchanged(pieces: torch.Tensor, group: Group) -> torch.Tensor:
     return _wait(_operators(group).all_to_all_single(pieces, ones, ones, group.name), group)
 
 
+def exchange(x: torch.Tensor, sent: list[int], received: list[int], skipped: list[int], group: Group) -> torch.Tensor:
+    """The elements that each rank sends this one, one after the other. x: flat, with those that this one sends.
+
+    sent, received: elements to and from each rank. skipped: elements that each one sends to ranks before this one.
+    Neuron's all-to-all is of equal pieces alone: there everyone gets all, and takes what is its own.
+    """
+    if group.is_neuron:
+        rows = all_gather(x, group, 0).view(group.size, -1)
+        return torch.cat([row[skip : skip + n] for row, skip, n in zip(rows, skipped, received, strict=True)])
+    operators = torch.ops._c10d_functional
+    return operators.wait_tensor(operators.all_to_all_single(x, received, sent, group.name))
+
+
 def pass_on(x: torch.Tensor, group: Group) -> Callable[[], torch.Tensor]:
     """Sends x to the next rank of the group and receives from the one before. Call the result when the received tensor
     is needed.

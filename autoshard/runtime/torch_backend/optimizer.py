@@ -1,7 +1,7 @@
-"""Runs AdamW over flat buffers: state and FP32 masters are sharded over the data axes (ZeRO-1 and above).
+"""Runs the optimizer over flat buffers: state and FP32 masters are sharded over the data axes (ZeRO-1 and above).
 
 Parameters whose gradients are reduced alike share a bucket (flat_buffers.py), which has this rank's shard of master
-weights.
+weights. AdamW updates each bucket by itself, Muon all that are its own together.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch import nn
 from autoshard.graph.partition import Program
 from autoshard.layout.buckets import BucketKey, bucket_key
 from autoshard.layout.mesh import Mesh
+from autoshard.layout.orthogonal import exchange_axes, exchanges
 from autoshard.runtime.not_finite import check_finite
 from autoshard.runtime.torch_backend.collectives import all_reduce
 from autoshard.runtime.torch_backend.compiled import Compiler
@@ -22,6 +23,7 @@ from autoshard.runtime.torch_backend.devices import computes
 from autoshard.runtime.torch_backend.flat_buffers import Bucket, Common, PieceShape, ShardedBucket
 from autoshard.runtime.torch_backend.fused_adamw import FusedAdamW
 from autoshard.runtime.torch_backend.groups import Group, MeshGroups
+from autoshard.runtime.torch_backend.muon import Muon
 from autoshard.runtime.torch_backend.optimizer_settings import OptimizerSettings
 from autoshard.runtime.torch_backend.parameters import piece_of
 from autoshard.runtime.torch_backend.rounded_adamw import RoundedAdamW
@@ -30,9 +32,10 @@ from autoshard.runtime.torch_backend.sums import Sums, row_squares
 
 
 def bucket_axes(program: Program, mesh: Mesh, zero: int) -> set[tuple[str, ...]]:
-    """The sets of axes that gradients and parameters travel over."""
+    """The sets of axes that gradients and parameters travel over, and parts of matrices for Muon."""
     keys = [bucket_key(program, tensor.name, mesh, frozenset(), zero) for tensor in program.graph.parameters()]
-    return {axes for key in keys for axes in (key.sum_axes, key.shard_axes, key.replica_axes) if axes}
+    travel = {axes for key in keys for axes in (key.sum_axes, key.shard_axes, key.replica_axes) if axes}
+    return travel | exchange_axes(program, mesh, zero)
 
 
 def piece_shapes(
@@ -50,8 +53,8 @@ def piece_shapes(
     return found
 
 
-class ShardedAdamW:
-    """AdamW on this rank's shards, with clipping by the norm of the whole model's gradient.
+class ShardedOptimizer:
+    """AdamW, or Muon and AdamW, on this rank's shards, with clipping by the norm of the whole model's gradient.
 
     tied: for a parameter that lives on two pipeline stages, the group of the ranks that hold the same piece of it.
     published: size of each dim without padding, where it may have some. compiler: compiles norms and updates where the
@@ -96,7 +99,13 @@ class ShardedAdamW:
                 return FusedAdamW(weights, compiler)
             return RoundedAdamW(weights, bucket.pieces(shapes), settings.seed, compiler)
 
-        self._updates = [update(bucket) if bucket.key.learned else None for bucket in self.buckets]
+        self._muon: Muon | None = None
+        if orthogonal := {bucket.key: bucket.master.detach() for bucket in self.buckets if bucket.key.orthogonal}:
+            programs = [module.program for module in modules]
+            found = exchanges(programs, mesh, frozenset(tied), settings.zero)
+            self._muon = Muon(orthogonal, found, programs, published, mesh, groups, settings)
+        by_adamw = [bucket.key.learned and not bucket.key.orthogonal for bucket in self.buckets]
+        self._updates = [update(one) if own else None for one, own in zip(self.buckets, by_adamw, strict=True)]
         self._squares: list[Callable[[torch.Tensor], torch.Tensor]] = [
             row_squares
             if compiler is None
@@ -119,12 +128,17 @@ class ShardedAdamW:
             norm = 0.0
         check_finite("the gradient norm", norm)
         scale = min(1.0, s.max_gradient_norm / (norm + 1e-6))
+        orthogonal: dict[BucketKey, torch.Tensor] = {}
         for bucket, shard, update in zip(self.buckets, shards, self._updates, strict=True):
-            if update is None:
+            if not bucket.key.learned:
                 continue
-            decay = s.weight_decay if bucket.key.decay else 0.0
             gradient = shard.mul_(scale).to(bucket.master.dtype)
-            update.step(gradient, learning_rate, s.betas, s.eps, decay)
+            if update is None:
+                orthogonal[bucket.key] = gradient
+                continue
+            update.step(gradient, learning_rate, s.betas, s.eps, s.weight_decay if bucket.key.decay else 0.0)
+        if self._muon is not None:
+            self._muon.step(orthogonal, learning_rate)
         for bucket in self.buckets:
             bucket.publish()
             bucket.gradients.zero_()
@@ -148,16 +162,25 @@ class ShardedAdamW:
         return {name: value for b in self.buckets for name, value in b.by_name(b.master.detach()).items()}
 
     def state(self, learned_only: bool = False) -> list[tuple[torch.Tensor, ...]]:
-        """This rank's shards of (masters, first moments, second moments) for each bucket, of what is not learned
-        (masters,), or () with learned_only: the tensors themselves, not copies, but for matrices that are not learned,
-        which checkpoints hold in the dtype of masters."""
-        pairs = zip(self.buckets, self._updates, strict=True)
-        return [
-            (one.weights, one.first_moment, one.second_moment)
-            if one is not None
-            else (() if learned_only else (self._stored(bucket),))
-            for bucket, one in pairs
-        ]
+        """This rank's shards of (masters, first moments, second moments) for each bucket, of what Muon updates
+        (masters, momentum), of what is not learned (masters,), or () with learned_only: the tensors themselves, not
+        copies, but for matrices that are not learned, which checkpoints hold in the dtype of masters."""
+        shards: list[tuple[torch.Tensor, ...]] = []
+        for bucket, one in zip(self.buckets, self._updates, strict=True):
+            if bucket.key.learned:
+                shards.append((bucket.master.detach(), *self._moments(bucket, one)))
+            else:
+                shards.append(() if learned_only else (self._stored(bucket),))
+        return shards
+
+    def _moments(
+        self, bucket: Bucket | ShardedBucket, update: FusedAdamW | RoundedAdamW | None
+    ) -> tuple[torch.Tensor, ...]:
+        """The moments of a bucket that is learned. update: AdamW's of it, None where Muon updates it."""
+        if update is not None:
+            return update.first_moment, update.second_moment
+        assert self._muon is not None
+        return (self._muon.momentum[bucket.key],)
 
     def _stored(self, bucket: Bucket | ShardedBucket) -> torch.Tensor:
         weights: torch.Tensor = bucket.master.detach()
@@ -174,6 +197,8 @@ class ShardedAdamW:
             if update is not None:
                 first, second = moments
                 update.load(first, second, steps)
+            elif bucket.key.orthogonal:
+                self._moments(bucket, update)[0].copy_(moments[0])
             bucket.publish()
 
     def _norm(self, shards: list[torch.Tensor]) -> float:

@@ -22,6 +22,7 @@ class OptimizerSettings:
 
     gradient_dtype: of the sum over microbatches. reduce_dtype: of the sums over ranks; None: the same. zero: the stage
     of ZeRO. stochastic_rounding: weights and moments are bf16 and rounded at random, as a function of the seed.
+    orthogonal_dtype: in which Muon orthogonalises matrices.
     """
 
     learning_rate: float
@@ -35,6 +36,7 @@ class OptimizerSettings:
     reduce_dtype: torch.dtype | None = None
     stochastic_rounding: bool = False
     seed: int = 0
+    orthogonal_dtype: torch.dtype = torch.bfloat16
 
 
 def optimizer_settings(precision: Precision, learning_rate: float, zero: int, seed: int) -> OptimizerSettings:
@@ -47,4 +49,5 @@ def optimizer_settings(precision: Precision, learning_rate: float, zero: int, se
         reduce_dtype=DTYPES[precision.gradient_reduce_dtype],
         stochastic_rounding=precision.rounds_at_random,
         seed=seed,
+        orthogonal_dtype=DTYPES[precision.parameter_dtype],
     )

@@ -12,7 +12,7 @@ from autoshard.graph.partition import Step
 from autoshard.models.stage import published_sizes
 from autoshard.plans.plan import Plan
 from autoshard.runtime.torch_backend.groups import MeshGroups
-from autoshard.runtime.torch_backend.optimizer import ShardedAdamW, piece_shapes
+from autoshard.runtime.torch_backend.optimizer import ShardedOptimizer, piece_shapes
 from autoshard.runtime.torch_backend.pipeline import Pipeline
 from autoshard.runtime.torch_backend.stage_module import StageModule
 from autoshard.schedules import Action
@@ -27,7 +27,7 @@ class SessionProbe:
         self,
         plan: Plan,
         modules: Sequence[StageModule],
-        optimizer: ShardedAdamW,
+        optimizer: ShardedOptimizer,
         groups: MeshGroups | None,
         pipeline: Pipeline,
     ):
@@ -61,6 +61,7 @@ class SessionProbe:
         plan = self._plan
         buckets = [bucket for bucket in self._optimizer.buckets if bucket.key.learned]
         norms = {bucket.master.numel() for bucket in buckets}
+        buckets = [bucket for bucket in buckets if not bucket.key.orthogonal]  # Muon's update is not compiled
         if not plan.training.precision.rounds_at_random:
             return len(norms) + len({(bucket.master.numel(), bucket.key.decay) for bucket in buckets})
         shapes = piece_shapes(self._modules, plan.mesh, self._groups, published_sizes(plan.model))

@@ -26,7 +26,7 @@ from autoshard.runtime.torch_backend.devices import computes, host_group
 from autoshard.runtime.torch_backend.dropout import on_device, sequence_keys
 from autoshard.runtime.torch_backend.evaluation import Evaluation
 from autoshard.runtime.torch_backend.groups import Group, MeshGroups, communicating_axes
-from autoshard.runtime.torch_backend.optimizer import ShardedAdamW, bucket_axes
+from autoshard.runtime.torch_backend.optimizer import ShardedOptimizer, bucket_axes
 from autoshard.runtime.torch_backend.optimizer_settings import DTYPES, OptimizerSettings
 from autoshard.runtime.torch_backend.parameters import each_parameter, local_piece
 from autoshard.runtime.torch_backend.pipeline import Pipeline, StepInputs
@@ -106,7 +106,7 @@ class Session:
             )
         for module in self.modules.values():
             module.router_losses.scale = 1 / plan.num_microbatches
-        self.optimizer = ShardedAdamW(
+        self.optimizer = ShardedOptimizer(
             self.modules.values(), mesh, self._groups, self._sums, settings, tied, published_sizes(plan.model), compiler
         )
         transfers = None

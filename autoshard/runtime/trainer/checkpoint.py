@@ -74,6 +74,7 @@ class Checkpoints:
         if folder is not None and manifest is not None:
             model = self._session.plan.model
             manifest.check_model(model, folder)
+            manifest.check_optimizer(self._session.plan.training.optimizer, folder)
             beside = self._weights_beside(folder, manifest, weights)
             self._load(folder, manifest, beside)
             self.base = None if beside is None else beside.beside_adapters
@@ -169,7 +170,17 @@ class Checkpoints:
         model = to_json(session.plan.model)
         world = session.plan.mesh.world_size
         self._pending = Manifest(
-            steps, model, position, dtype, learning_rate, self._seed, versions, world, (), base=self.base
+            steps,
+            model,
+            position,
+            dtype,
+            learning_rate,
+            self._seed,
+            versions,
+            world,
+            (),
+            base=self.base,
+            optimizer=session.plan.training.optimizer,
         )
         plan = plan_to_json(session.plan) if session.rank == 0 else None
         self._writer = Writer(self._store, steps, session.rank, self._shards, state, plan)

@@ -44,7 +44,7 @@ def write_rank(store: Store, step: int, rank: int, shards: Sequence[Shard], stat
     tensors = []
     saved = [(shard, quantities) for shard, quantities in zip(shards, state, strict=True) if quantities]
     for shard, quantities in saved:
-        for quantity, values in zip(quantities_of(shard.learned), quantities, strict=True):
+        for quantity, values in zip(quantities_of(shard.moments), quantities, strict=True):
             assert values.shape == (shard.elements,), (values.shape, shard.elements)
             name, data = DTYPE_NAMES[values.dtype], _bytes_of(values)
             elements = data.view(f"u{ELEMENT_BYTES[name]}")
@@ -82,14 +82,14 @@ def read_rank(
     found = []
     for shard in shards:  # its parameters share a dtype
         dtype = dtypes[reader.dtypes[shard.pieces[0].name] if shard.pieces else manifest.dtype]
-        found.append(tuple(torch.zeros(shard.elements, dtype=dtype) for _ in quantities_of(shard.learned)))
+        found.append(tuple(torch.zeros(shard.elements, dtype=dtype) for _ in quantities_of(shard.moments)))
     read = [(shard, values) for shard, is_own, values in zip(shards, own, found, strict=True) if is_own]
     taken = 0 if beside is None else _fill(beside, [one for one in read if not one[0].learned])
     taken += reader.fill_all(
         (quantity, piece, _bytes_of(one))
         for shard, values in read
         if shard.learned or beside is None
-        for quantity, one in zip(quantities_of(shard.learned), values, strict=True)
+        for quantity, one in zip(quantities_of(shard.moments), values, strict=True)
         for piece in shard.pieces
     )
     return Loaded(found, taken)
