@@ -15,6 +15,7 @@ from autoshard.interop.launch_script import NOWHERE, Place, read_script, told_of
 from autoshard.interop.megatron_stages import LAYOUT, STAGE_FLAGS, layout_warning, uneven_stages, virtual_stages
 from autoshard.interop.written_layout import AS_ADAMW, LORA, MISSING, WrittenLayout, number, whole_number
 from autoshard.interop.written_model import SAME_PRICE, WrittenModel, guessed_vocabulary
+from autoshard.interop.written_optimizer import IN_PARTS, ON_EACH, ON_ONE, is_muon, optimizer_option, steps_warning
 from autoshard.layout.mesh import tensor_ranks_apart
 from autoshard.schedules import usual_schedule
 from autoshard.spec.rope import RopeScaling
@@ -210,6 +211,7 @@ def layout_of(
         options["axis_order"] = TP_PP_DP
     is_half = bool(flags.keys() & {"bf16", "fp16"})
     options["precision"] = "mixed_precision" if is_half else "fp32"
+    options |= optimizer_option(flags.get("optimizer"))
     notes: tuple[str, ...] = () if is_half else ("neither --bf16 nor --fp16: Megatron computes in fp32",)
     if "fp16" in flags:
         notes += ("--fp16 is priced as bf16",)
@@ -488,10 +490,28 @@ def _warnings(flags: dict[str, str], options: dict[str, Any]) -> Iterator[str]:
     if DEEPSPEED_SPREAD in flags and options["tp"] > 1 and CUT_EXPERTS not in flags:
         whole = f"no --{CUT_EXPERTS}: Megatron-DeepSpeed keeps experts whole on each rank of tp"
         yield f"{whole}; priced with tp={options['tp']}, as the rest"
-    if flags.get("optimizer", "adam") != "adam":
-        yield AS_ADAMW.format(said=f"--optimizer {flags['optimizer']}")
+    if is_muon(optimizer := flags.get("optimizer", "adam")):
+        yield from _of_muon(flags, options["tp"])
+    elif optimizer != "adam":
+        yield AS_ADAMW.format(said=f"--optimizer {optimizer}")
     for said in _other_graphs(flags):
         yield f"{said}: no family of models here has it, and it is not in the price"
+
+
+def _of_muon(flags: dict[str, str], tp: int) -> Iterator[str]:
+    """Sentences about arguments of Muon that are not in the price [core/optimizer/emerging_optimizers.py]."""
+    mode = flags.get(MUON_MODE)
+    said = f"no --{MUON_MODE} (duplicated today, blockwise before)" if mode is None else f"--{MUON_MODE} {mode}"
+    if tp > 1 and mode == "blockwise":
+        yield IN_PARTS.format(said=said, tp=tp, priced=ON_ONE)
+    elif tp > 1 and mode in (None, "duplicated"):
+        yield ON_EACH.format(said=said, ranks=f"rank of tp={tp}", priced=ON_ONE)
+    elif tp > 1 and mode != "distributed":
+        yield f"{said}: {ON_ONE}"
+    steps = flags.get(MUON_STEPS)
+    yield from steps_warning(f"--{MUON_STEPS} {steps}", steps)
+    if flags.get(MUON_REST, "adam") != "adam":
+        yield AS_ADAMW.format(said=f"--{MUON_REST} {flags[MUON_REST]}, of all but matrices of blocks,")
 
 
 def _other_graphs(flags: dict[str, str]) -> Iterator[str]:
@@ -501,6 +521,8 @@ def _other_graphs(flags: dict[str, str]) -> Iterator[str]:
         yield f"--{BESIDE_EXPERTS} residual"
 
 
+MUON_MODE, MUON_STEPS, MUON_REST = "muon-tp-mode", "muon-num-ns-steps", "muon-scalar-optimizer"
+"""Of Muon: where ranks of tp orthogonalise matrices, in how many steps, and the optimizer of what is no such matrix."""
 DROPOUT = ("hidden-dropout", "attention-dropout")
 DROPPED = "0.1"
 """Of both without the flag [Megatron-LM training/arguments.py _add_regularization_args]."""
@@ -510,11 +532,13 @@ NO_EFFECT = re.compile(
     |start-weight|end-weight|use-(mcore|flash|checkpoint)|mock-data|dataloader|legacy|ckpt|dist-ckpt|async-save
     |make-vocab|timing|no-create|override|use-cpu-init|standalone|manual-gc|max-restarts|hidden-dropout
     |attention-dropout|moe-(aux|z)-loss|moe-loss|moe-(eval|min)-capacity|create-moe|moe-router-load|moe-token-drop|fp8-format|fp4-format|lora
-    |attention-softmax-in-fp32|accumulate-allreduce-grads-in-fp32|no-masked|no-position|ddp)[\w-]*|--optimizer"""
+    |muon|no-use-layer|attention-softmax-in-fp32|accumulate-allreduce-grads-in-fp32|no-masked|no-position|ddp)[\w-]*|--optimizer"""
     + "".join(f"|--{flag}" for flag in OTHER_GRAPHS),
     re.VERBOSE,
 )
 """Flags that leave the work of a step as it is, and those that a warning speaks of."""
+SHARDED_MUON = "dist_muon"
+"""The older name of Muon with --use-distributed-optimizer [Megatron-LM training/arguments.py validate_args]."""
 EXPERT_RANKS = "expert-tensor-parallel-size"
 """Ranks that cut an expert; those of tensor parallelism where it is left out."""
 INSTANCES = "num-distributed-optimizer-instances"
@@ -585,7 +609,7 @@ def _zero(flags: dict[str, str]) -> int:
     if TORCH_FSDP in flags:
         return 2 if TORCH_FSDP_ZERO_2 in flags else 3
     if "use-megatron-fsdp" not in flags:
-        return int("use-distributed-optimizer" in flags)
+        return int("use-distributed-optimizer" in flags or flags.get("optimizer") == SHARDED_MUON)
     strategy = flags.get(SHARDING_FLAG, USUAL_SHARDING)
     if strategy not in SHARDING:
         raise AutoshardError(f"--{SHARDING_FLAG} is {strategy[:40]!r}; known: {', '.join(SHARDING)}")

@@ -16,6 +16,7 @@ from autoshard.planner.options import OPTIONS, PINS, request_from
 from autoshard.planner.request import PIN_FIELDS, SEARCHED, PlanRequest
 from autoshard.plans.search_result import EXACT, OURS
 from autoshard.spec.dropout import PUBLISHED, parse_dropout
+from autoshard.spec.training import ADAMW, MUON, load_precision
 
 if TYPE_CHECKING:
     from autoshard.backends.rules import Problem
@@ -53,6 +54,10 @@ OF_MICROBATCHES = "global batch of {size} x dp={dp}: without one in the file {fr
 AS_OURS = (
     "priced as autoshard's own runtime would run it, which hides no transfer behind work; {framework} does, so it may "
     "take less"
+)
+NO_MASTERS = (
+    "{optimizer} is priced as AdamW, with two moments: its own price has master weights, which precision {precision} "
+    "lacks and --precision mixed_precision has"
 )
 COPIES = "kv_replicator: {said}: priced with {copies}, the fewest copies of a key-value head that fill tp"
 NOT_SHARDED = (
@@ -135,6 +140,9 @@ def read_written(file: str, given: Mapping[str, Any], recipes: bool = True) -> W
     model, model_notes = (None, ()) if "model" in options else _model_of(file, written, options)
     request = request_from(options)
     check_one_price(request)
+    without_masters: tuple[str, ...] = ()
+    if written.complete and "optimizer" not in given:
+        request, without_masters = _with_masters(request)
     rate = 0.0
     if written.lora is not None and request.lora is None:  # the model has what drops before it has adapters
         request, rate = _apart(request)
@@ -143,7 +151,7 @@ def read_written(file: str, given: Mapping[str, Any], recipes: bool = True) -> W
         notes += (*_of_unsaid_machine(options, problem.cluster),)
     problem, on_adapters, unlike = _with_adapters(file, problem, request, written, rate)
     notes += on_adapters
-    warnings = (*_on_products(written, problem, request), *unlike, *written.warnings)
+    warnings = (*_on_products(written, problem, request), *unlike, *without_masters, *written.warnings)
     if problem.model.is_moe and written.complete and not written.training_fields:
         warnings += (NO_LIMIT.format(priced=EVEN_SHARE if request.expert_imbalance is None else UNEVEN),)
     devices, cluster = written.devices_per_node, problem.cluster
@@ -246,6 +254,14 @@ def check_one_price(request: PlanRequest) -> None:
         )
     if request.lnc == SEARCHED:
         raise AutoshardError("lnc=auto: a layout that is given has the price of one number of cores; give 1 or 2")
+
+
+def _with_masters(request: PlanRequest) -> tuple[PlanRequest, tuple[str, ...]]:
+    """(the request with an optimizer that has a price in its precision, warnings): AdamW for a file's Muon that keeps
+    no master weights."""
+    if request.optimizer != MUON or not load_precision(request.precision).rounds_at_random:
+        return request, ()
+    return replace(request, optimizer=ADAMW), (NO_MASTERS.format(optimizer=MUON, precision=request.precision),)
 
 
 def check_fixed(given: Mapping[str, Any]) -> None:
