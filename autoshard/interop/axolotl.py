@@ -30,6 +30,7 @@ from autoshard.interop.trainer_fields import (
 )
 from autoshard.interop.written_layout import DPO, LORA, NO_COPIES, WrittenLayout, WrittenLora
 from autoshard.interop.written_lora import Fields, read_lora
+from autoshard.interop.written_optimizer import optimizer_option
 from autoshard.interop.yaml_values import Values
 
 MODEL, LENGTH, MICRO, RUNS, BATCH = (
@@ -117,6 +118,7 @@ def axolotl_layout(data: Mapping[str, Any], folder: str) -> WrittenLayout:
     half = _half(values)
     notes = tuple(_notes(values, half))
     options["precision"], unlike = _precision(values, half)
+    options |= optimizer_option(values.get("optimizer"))
     notes += unlike
     shards = Sharded({}, {}, ())
     if is_fsdp(values):

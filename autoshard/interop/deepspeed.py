@@ -12,6 +12,7 @@ from autoshard.files.json_file import parse_json
 from autoshard.files.text_file import printable, read_text
 from autoshard.interop.script_files import MOST_BYTES, named_file
 from autoshard.interop.written_layout import AS_ADAMW, MISSING, NO_COPIES, WrittenLayout
+from autoshard.interop.written_optimizer import IN_PARTS, ON_ONE, is_muon, named, optimizer_option
 from autoshard.interop.yaml_values import Values
 
 ZERO, MICRO, RUNS, BATCH = (
@@ -27,7 +28,7 @@ AUTO = "auto"
 STAGES = (0, 1, 2, 3)
 BF16, OLDER_BF16, FP16 = "bf16", "bfloat16", "fp16"
 """Sections of formats. DeepSpeed reads the second one where the first is not there [runtime/precision_config.py]."""
-ADAM = ("adam", "adamw")
+OPTIMIZER, ADAM = "optimizer.type", ("adam", "adamw")
 OFFLOADED = {"offload_optimizer": "optimizer state", "offload_param": "parameters"}
 """Parts of ZeRO that may lie on the host, by what they hold."""
 NO_DEVICE = (None, "none")
@@ -72,7 +73,8 @@ def deepspeed_layout(data: Mapping[str, Any]) -> WrittenLayout:
         if micro is not None and runs is not None:
             options["dp"] = _replicas(batch, micro, runs)
     options["precision"], notes = _precision(values)
-    warnings = tuple(_warnings(values))
+    options |= optimizer_option(values.get(OPTIMIZER))
+    warnings = tuple(_warnings(values, tp))
     left_out = values.left_out()
     return WrittenLayout(
         "DeepSpeed configuration",
@@ -152,15 +154,18 @@ def _precision(values: Values) -> tuple[str, tuple[str, ...]]:
     return "fp32", (f"neither {BF16}.enabled nor {FP16}.enabled: DeepSpeed computes in fp32",)
 
 
-def _warnings(values: Values) -> Iterator[str]:
-    """Sentences about fields that change a step and are not in the price."""
+def _warnings(values: Values, tp: int) -> Iterator[str]:
+    """Sentences about fields that change a step and are not in the price. tp: ranks that cut matrices."""
     for key, what in OFFLOADED.items() if isinstance(values.peek(ZERO), Mapping) else ():
         if values.get(f"{ZERO}.{key}") is not None and values.get(f"{ZERO}.{key}.device") not in NO_DEVICE:
             device = show(values.get(f"{ZERO}.{key}.device"))
             yield f"{ZERO}.{key}.device={device}: priced with {what} on the devices, {NO_COPIES}"
-    optimizer = values.get("optimizer.type")
-    if optimizer is not None and str(optimizer).lower() not in ADAM:
-        yield AS_ADAMW.format(said=f"optimizer.type={show(optimizer)}")
+    optimizer = values.get(OPTIMIZER)
+    if is_muon(optimizer):
+        if tp > 1:
+            yield IN_PARTS.format(said=named(OPTIMIZER, optimizer), tp=tp, priced=ON_ONE)
+    elif optimizer is not None and str(optimizer).lower() not in ADAM:
+        yield AS_ADAMW.format(said=named(OPTIMIZER, optimizer))
 
 
 def _is_on(value: object) -> bool:

@@ -26,7 +26,9 @@ from autoshard.interop.trainer_fields import (
 )
 from autoshard.interop.written_layout import AS_ADAMW, DPO, WrittenLayout
 from autoshard.interop.written_lora import Fields, read_lora
+from autoshard.interop.written_optimizer import optimizer_option
 from autoshard.interop.yaml_values import Values
+from autoshard.spec.training import MUON
 
 MODEL, LENGTH, MICRO, RUNS = (
     "model_name_or_path",
@@ -54,7 +56,7 @@ ADAPTERS = Fields(
 TEXT, PREFERENCES = ("pt", "sft"), "dpo"
 """Stages of plain training, and the one on a chosen and a rejected answer."""
 OF_MEGATRON = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size")
-OTHER_OPTIMIZERS = ("use_galore", "use_apollo", "use_badam", "use_adam_mini", "use_muon")
+OTHER_OPTIMIZERS = ("use_galore", "use_apollo", "use_badam", "use_adam_mini")
 NO_EFFECT = re.compile(
     r"""(dataset|eval|save|logging|log|lr|lora|pissa|loraplus|oft|freeze|galore|apollo|badam|adam|warmup|push|hub|report
         |dataloader|ddp|preprocessing|overwrite|ray|swanlab|trackio|mix|val|image|video|audio|pref|dpo|kto|ppo|simpo
@@ -94,6 +96,7 @@ def llama_factory_layout(data: Mapping[str, Any], folder: str) -> WrittenLayout:
     }
     half = "bf16" if values.flag("bf16") or values.flag(PURE) else "fp16" if values.flag("fp16") else None
     options["precision"] = "fp32" if half is None else IN_BF16 if values.flag(PURE) else "mixed_precision"
+    options |= optimizer_option(MUON if values.flag("use_muon") else values.get("optim"))
     fields: dict[str, Any] = {"sequence_parallel": False, "microbatches": values.whole(RUNS) or 1, "zero": 0}
     shards = Sharded({}, {}, ())
     if values.get(DEEPSPEED):

@@ -17,6 +17,7 @@ from autoshard.interop.torchtitan import NOTES
 from autoshard.interop.trainer_fields import Sharded, bits_warning, named_model, sharded_by_deepspeed
 from autoshard.interop.written_layout import AS_ADAMW, NO_COPIES, WrittenLayout
 from autoshard.interop.written_lora import Fields, read_lora
+from autoshard.interop.written_optimizer import ON_EACH, ON_ONE, is_muon, named, optimizer_option, steps_warning
 from autoshard.interop.yaml_values import Values
 
 MODEL, LENGTH, MICRO, BATCH, CP = "model", "cutoff_len", "micro_batch_size", "global_batch_size", "cp_size"
@@ -43,6 +44,7 @@ FIELDS = Fields(
 )
 """The fields on adapters [plugins/model_plugins/peft.py]."""
 AGAIN, WAY = "enable_activation_checkpointing", "cp_mode"
+OPTIMIZER, STEPS = "optim_config.name", "optim_config.ns_steps"
 NO_EFFECT = re.compile(
     r"""(sample|save|pref|dpo|simpo|lr_scheduler|max|num_train|logging|batching|resume|custom|dist)_\w+(\..*)?
     |(peft_config|quant_config|optim_config|dist_config|init_config)(\..*)?|train_dataset|eval_dataset|output_dir
@@ -90,6 +92,8 @@ def llama_factory_v1_layout(data: Mapping[str, Any], folder: str) -> WrittenLayo
         options["model"] = known
     notes = tuple(_notes(values))
     is_lora = bool(values.get(ADAPTERS)) and values.get(METHOD) == "lora"
+    if not is_lora:  # it trains adapters by AdamW
+        options |= optimizer_option(_optimizer(values))
     lora = read_lora(values, f"{METHOD}=lora", FIELDS) if is_lora else None
     warnings = (*shards.warnings, *_warnings(values, is_lora))
     left_out = values.left_out()
@@ -152,7 +156,22 @@ def _warnings(values: Values, is_lora: bool) -> Iterator[str]:
         yield f"{METHOD}={show(values.get(METHOD))}: priced as training of all weights"
     if values.get("quant_config"):
         yield bits_warning(f"quant_config.name={show(values.get('quant_config.name'))}")
-    if values.get("optim_config"):
-        yield AS_ADAMW.format(said=f"optim_config.name={show(values.get('optim_config.name'))}")
+    if is_muon(optimizer := _optimizer(values)):
+        yield from () if is_lora else _of_muon(values)
+    elif values.get("optim_config"):
+        yield AS_ADAMW.format(said=named(OPTIMIZER, optimizer))
     if (kind := values.get("model_class") or USUAL_CLASS) != USUAL_CLASS:
         yield f"model_class={show(kind)}: priced with the head and the loss of a language model"
+
+
+def _optimizer(values: Values) -> object:
+    """The name of an optimizer that is not the usual one; None for that."""
+    return values.get(OPTIMIZER) if values.get("optim_config") else None
+
+
+def _of_muon(values: Values) -> Iterator[str]:
+    """Sentences on Muon [v1/plugins/trainer_plugins/optimizers/muon_optimizer.py]."""
+    if values.get("dist_config") and values.get(KIND) == FSDP:
+        yield ON_EACH.format(said=named(OPTIMIZER, values.get(OPTIMIZER)), ranks="rank", priced=ON_ONE)
+    steps = values.get(STEPS)
+    yield from steps_warning(named(STEPS, steps), steps)

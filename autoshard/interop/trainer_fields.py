@@ -14,6 +14,7 @@ from autoshard.interop.accelerate import HYBRID, STRATEGIES
 from autoshard.interop.deepspeed import deepspeed_layout, filled, read_deepspeed
 from autoshard.interop.written_layout import A_NODE, AS_ADAMW, NO_COPIES
 from autoshard.interop.written_model import WrittenModel
+from autoshard.interop.written_optimizer import is_muon
 from autoshard.interop.yaml_values import Values
 from autoshard.models.registry import model_of_repository
 
@@ -62,13 +63,13 @@ def sharded_by_fsdp(values: Values) -> Sharded:
 
 
 def sharded_by_deepspeed(key: str, values: Values, half: str | None, folder: str) -> Sharded:
-    """All that DeepSpeed's configuration says, which a field holds or names: its precision too.
+    """All that DeepSpeed's configuration says, which a field holds or names: its precision and its Muon too.
 
     key: of the field. half: bf16, fp16 or None, as the trainer is told. folder: where the file is. Raises
     AutoshardError where there is no such configuration.
     """
     found = deepspeed_layout(filled(read_deepspeed(key, values.get(key), folder), half))
-    options = {"precision": found.options["precision"]}
+    options = {name: found.options[name] for name in ("precision", "optimizer") if name in found.options}
     for name, also in {"tp": (), "cp": ("context_parallel",)}.items():
         if found.options[name] > 1:
             options |= {one: found.options[one] for one in (name, *also)}
@@ -91,8 +92,9 @@ def named_model(values: Values, key: str) -> tuple[WrittenModel, str | None]:
 
 
 def optimizer_warnings(key: str, name: str) -> Iterator[str]:
-    """Sentences on an optimizer that is not AdamW with moments as wide as its weights. key: what the file calls it."""
-    if "adam" not in name:
+    """Sentences on an optimizer that is neither Muon nor AdamW with moments as wide as its weights. key: what the file
+    calls it."""
+    if "adam" not in name and not is_muon(name):
         yield AS_ADAMW.format(said=f"{key}={show(name)}")
     elif narrow := NARROW.search(name):
         yield f"{key}={show(name)}: moments of {narrow[0]} are priced as wide as they are without it"

@@ -221,7 +221,7 @@ def test_precisions_of_version_1(changes: dict[str, Any], name: str) -> None:
     [
         ({"peft_config": {"name": "freeze"}}, "peft_config.name='freeze': priced as training of all weights"),
         ({"quant_config": {"name": "bnb"}}, "quant_config.name='bnb': priced with weights in half precision"),
-        ({"optim_config": {"name": "muon"}}, "optim_config.name='muon' is priced as AdamW, with two moments"),
+        ({"optim_config": {"name": "lion"}}, "optim_config.name='lion' is priced as AdamW, with two moments"),
         ({"model_class": "cls"}, "model_class='cls': priced with the head and the loss of a language model"),
         (
             {"dist_config": {"name": "fsdp2", "offload_params": True}},

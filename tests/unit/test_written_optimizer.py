@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from autoshard import import_plan
 from autoshard.errors import AutoshardError
@@ -98,3 +100,77 @@ def test_muon_without_master_weights() -> None:
     assert (found.problem.training.optimizer, found.warnings) == ("adamw", (NO_MASTERS,))
     with pytest.raises(AutoshardError, match="its updates need master weights, which precision bf16_sr lacks"):
         of_megatron(ALONE, precision="bf16_sr", optimizer="muon")
+
+
+ZERO: dict[str, Any] = {
+    "bf16": {"enabled": True},
+    "optimizer": {"type": "Muon", "params": {"muon_lr": 0.02, "momentum": 0.95}},
+    "zero_optimization": {"stage": 2},
+    "train_micro_batch_size_per_gpu": 1,
+}
+AXOLOTL: dict[str, Any] = {"base_model": "NousResearch/Meta-Llama-3-8B", "sequence_len": 2048, "sample_packing": True}
+FSDP2 = {"fsdp_version": 2, "fsdp_config": {"reshard_after_forward": True}}
+FACTORY: dict[str, Any] = {
+    "model_name_or_path": "meta-llama/Meta-Llama-3-8B",
+    "stage": "pt",
+    "do_train": True,
+    "finetuning_type": "full",
+    "cutoff_len": 2048,
+    "bf16": True,
+}
+VERSION_1 = {
+    "model": "meta-llama/Meta-Llama-3-8B",
+    "train_dataset": "data/v1_sft_demo.yaml",
+    "dist_config": {"name": "fsdp2"},
+    "optim_config": {"name": "muon", "momentum": 0.95},
+}
+
+
+def optimizer_and_warnings(name: str, text: str) -> tuple[str, tuple[str, ...]]:
+    file = Path(name.partition(":")[0])
+    file.write_text(text)
+    found = read_written(name, {**GIVEN, "seq_len": 2048})
+    return found.problem.training.optimizer, found.warnings
+
+
+def of_yaml(data: dict[str, Any]) -> tuple[str, tuple[str, ...]]:
+    return optimizer_and_warnings("train.yaml", yaml.safe_dump(data))
+
+
+def test_deepspeeds_muon() -> None:
+    assert optimizer_and_warnings("zero.json", json.dumps(ZERO)) == ("muon", ())
+    in_parts = "optimizer.type='Muon': each rank of tp=2 orthogonalises its own parts of matrices there"
+    cut = {**ZERO, "tensor_parallel": {"autotp_size": 2}}
+    assert optimizer_and_warnings("zero.json", json.dumps(cut)) == ("muon", (f"{in_parts}; {ON_ONE}",))
+
+
+def test_the_trainer_takes_deepspeeds_muon() -> None:
+    Path("zero.json").write_text(json.dumps(ZERO))
+    assert of_yaml({**AXOLOTL, "deepspeed": "zero.json", "bf16": True}) == ("muon", ())
+    assert of_yaml({**FACTORY, "deepspeed": "zero.json"}) == ("muon", ())
+
+
+def test_axolotls_muon() -> None:
+    """It comes with FSDP2 alone, which keeps weights in the dtype that they are loaded in."""
+    assert of_yaml({**AXOLOTL, **FSDP2, "optimizer": "muon", "bf16": True}) == ("adamw", (NO_MASTERS,))
+    assert of_yaml({**AXOLOTL, **FSDP2, "optimizer": "muon", "bf16": False}) == ("muon", ())
+
+
+def test_llama_factorys_muon() -> None:
+    assert of_yaml({**FACTORY, "use_muon": True}) == ("muon", ())
+    assert of_yaml({**FACTORY, "use_muon": False}) == ("adamw", ())
+    assert of_yaml({**FACTORY, "optim": "muon"}) == ("muon", ())
+    assert of_yaml({**FACTORY, "use_muon": True, "pure_bf16": True}) == ("adamw", (NO_MASTERS,))
+
+
+def test_the_muon_of_llama_factorys_version_1() -> None:
+    on_each = f"optim_config.name='muon': each rank orthogonalises all matrices there; {ON_ONE}"
+    assert of_yaml(VERSION_1) == ("muon", (on_each,))
+    assert of_yaml({**VERSION_1, "dist_config": None}) == ("muon", ())
+    steps = "optim_config.ns_steps=6: Muon is priced with 5 Newton-Schulz steps"
+    assert of_yaml({**VERSION_1, "optim_config": {"name": "muon", "ns_steps": 6}}) == ("muon", (on_each, steps))
+
+
+def test_llama_factorys_version_1_trains_adapters_by_adamw() -> None:
+    adapters = {"name": "lora", "r": 8, "target_modules": ["q_proj", "v_proj"], "lora_dropout": 0.0}
+    assert of_yaml({**VERSION_1, "peft_config": adapters}) == ("adamw", ())
