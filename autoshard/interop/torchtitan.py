@@ -14,6 +14,7 @@ from autoshard.files.fields import show
 from autoshard.interop.torchtitan_stages import EACH, SPLITS, STAGE_KEYS, stages_of
 from autoshard.interop.written_layout import AS_ADAMW, LORA, WrittenLayout, WrittenLora, whole_number
 from autoshard.interop.written_model import WrittenModel, property_of
+from autoshard.interop.written_optimizer import is_muon, optimizer_option
 from autoshard.models.registry import load_model
 from autoshard.schedules import usual_schedule
 
@@ -195,6 +196,7 @@ def torchtitan_layout(data: Mapping[str, Any]) -> WrittenLayout:
     options["schedule"] = schedule or usual_schedule(options.get("vpp", 1))
     options["recompute"], kept, approximation = _recompute(_section(data, "activation_checkpoint"))
     options["precision"] = _precision(training)
+    options |= optimizer_option(_optimizer(data))
     options["backend"] = TORCH.name
     model = _section(data, "model")
     known = NAMED.get((str(model.get("name")), str(model.get("flavor"))))
@@ -343,7 +345,7 @@ def _warnings(data: Mapping[str, Any], lora: WrittenLora | None) -> Iterator[str
             yield f"model.converters has {name}: it is not in the price"
     for call in _section(data, UNREAD):
         yield f"{call}: what it sets is not read"
-    training, optimizer = _section(data, "training"), str(_section(data, "optimizer").get("name", "AdamW"))
+    training, optimizer = _section(data, "training"), _optimizer(data)
     for key, priced in {PARAMETERS: ("bfloat16", *PRECISIONS), "mixed_precision_reduce": ("float32",)}.items():
         if training.get(key, priced[0]) not in priced:
             yield f"training.{key}={show(training[key])} is priced as {priced[0]}"
@@ -352,8 +354,12 @@ def _warnings(data: Mapping[str, Any], lora: WrittenLora | None) -> Iterator[str
         yield f"training.{DTYPE}=bfloat16 is priced as {IN_BF16}, {rounds}"
     if training.get("enable_cpu_offload") is True:
         yield "training.enable_cpu_offload: copies to and from the host are not in the price"
-    if not optimizer.startswith("Adam"):
+    if not (optimizer.startswith("Adam") or is_muon(optimizer)):
         yield AS_ADAMW.format(said=f"optimizer.name={optimizer}")
+
+
+def _optimizer(data: Mapping[str, Any]) -> str:
+    return str(_section(data, "optimizer").get("name", "AdamW"))
 
 
 def _converters(data: Mapping[str, Any]) -> list[str]:

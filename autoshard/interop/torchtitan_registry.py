@@ -24,6 +24,8 @@ MOST_STEPS = 20_000
 TOKENS, USUAL_TOKENS = "num_tokens_per_microbatch_per_dp_rank", 16_384
 """Today's name of a microbatch, and its default."""
 ACTIVATION_CHECKPOINTS = {"FullAC": "full", "SelectiveAC": "selective", "MemoryBudgetAC": "memory_budget"}
+DIST_MUON = "DistMuon"
+"""The optimizer_name of groups of parameters that Muon updates [components/optimizer/optimizer.py]."""
 READ_AS = {
     "model_spec": re.compile(r".+"),
     "training": re.compile(r"\w*Config"),
@@ -282,6 +284,14 @@ def _set(found: Sections, path: list[str], value: ast.expr, names: Names, at: st
         if section == "activation_checkpoint":
             given = {"mode": ACTIVATION_CHECKPOINTS.get(kind, "selective"), **given}
         found[section] = given
+    if section == "optimizer" and _has_muon(value, names):
+        found.setdefault(section, {})["name"] = DIST_MUON
+
+
+def _has_muon(value: ast.expr, names: Names) -> bool:
+    """Whether an optimizer, or the groups of parameters that it is made of, has Muon in a name."""
+    parts = [_followed(one.value, names) for one in value.keywords] if isinstance(value, ast.Call) else []
+    return any("muon" in ast.unparse(one).lower() for one in (value, *parts))
 
 
 def _kind(call: ast.Call) -> str:

@@ -652,8 +652,8 @@ def test_copies_of_key_value_heads_are_compared(copies: int, fused: bool, warnin
         ),
         (
             "d.toml",
-            '[optimizer]\nname = "Muon"\n' + KEEPS_ALL,
-            ["optimizer.name=Muon is priced as AdamW, with two moments"],
+            '[optimizer]\nname = "SGD"\n' + KEEPS_ALL,
+            ["optimizer.name=SGD is priced as AdamW, with two moments"],
         ),
         (
             "e.toml",

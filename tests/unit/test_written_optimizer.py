@@ -174,3 +174,39 @@ def test_the_muon_of_llama_factorys_version_1() -> None:
 def test_llama_factorys_version_1_trains_adapters_by_adamw() -> None:
     adapters = {"name": "lora", "r": 8, "target_modules": ["q_proj", "v_proj"], "lora_dropout": 0.0}
     assert of_yaml({**VERSION_1, "peft_config": adapters}) == ("adamw", ())
+
+
+REGISTRY = """
+GROUPS = [ParamGroupConfig(pattern=".*w1$", optimizer_name="DistMuon", optimizer_kwargs={"lr": 1e-3})]
+
+def named() -> Trainer.Config:
+    return Trainer.Config(model_spec=model_registry("8B"), optimizer=OptimizersContainer.Config(param_groups=GROUPS))
+
+def changed() -> Trainer.Config:
+    config = Trainer.Config(model_spec=model_registry("8B"), optimizer=default_adamw(lr=8e-4))
+    config.optimizer.param_groups = GROUPS
+    return config
+
+def made() -> Trainer.Config:
+    return Trainer.Config(model_spec=model_registry("8B"), optimizer=_dist_muon_optimizer(lr=8e-4))
+
+def without() -> Trainer.Config:
+    config = made()
+    config.optimizer = default_adamw(lr=8e-4)
+    return config
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "optimizer"), [("named", "muon"), ("changed", "muon"), ("made", "muon"), ("without", "adamw")]
+)
+def test_torchtitans_muon(function: str, optimizer: str) -> None:
+    assert optimizer_and_warnings(f"registry.py:{function}", REGISTRY) == (optimizer, ())
+
+
+@pytest.mark.parametrize("name", ["Muon", "DistMuon"])
+def test_the_muon_of_a_torchtitan_that_names_it(name: str) -> None:
+    text = f'[optimizer]\nname = "{name}"\n[activation_checkpoint]\nmode = "none"\n[training]\n'
+    assert optimizer_and_warnings("train.toml", text) == ("muon", ())
+    optimizer, warnings = optimizer_and_warnings("train.toml", f'{text}dtype = "bfloat16"\n')
+    assert (optimizer, warnings[0]) == ("adamw", NO_MASTERS)
