@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import ceil, gcd
 
+from autoshard.graph.orthogonal import NEWTON_SCHULZ_STEPS
 from autoshard.graph.recompute import COMMON_SETS
 from autoshard.interop.exported import IN_TURNS, Exported, common_left_out, title, written_schedule
-from autoshard.interop.megatron import TP_PP_DP, llama3_scaling
+from autoshard.interop.megatron import MUON_MODE, MUON_STEPS, TP_PP_DP, llama3_scaling
 from autoshard.interop.written_model import property_of
 from autoshard.layout.mesh import AXIS_ORDER
 from autoshard.plans.plan import Plan
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.model_types import RMS_NORM
+from autoshard.spec.training import MUON
 
 SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 LOW_PRECISION = {
@@ -29,7 +31,7 @@ GATHERED_LOW = {
     "fp8_block": "--fp8-param-gather",
     "mxfp8": "--fp8-param-gather --reuse-grad-buf-for-mxfp8-param-ag",
 }
-"""Flags of parameters held in the format, which Megatron's distributed optimizer alone has."""
+"""Flags of parameters held in the format, which Megatron's distributed optimizer of AdamW alone has."""
 VOCABULARY_MULTIPLE = 128
 """--make-vocab-size-divisible-by without the flag: of a rank's rows of the vocabulary."""
 COMMUNICATION = {"zigzag_ring": "p2p", "ulysses": "a2a", "all_gather": "allgather"}
@@ -112,13 +114,17 @@ def _layout(plan: Plan) -> Iterator[str]:
         yield f"--num-virtual-stages-per-pipeline-rank {strategy.num_virtual_stages}"
     if strategy.sequence_parallel or _needs_sequence_parallel(plan):
         yield "--sequence-parallel"
+    has_muon = plan.training.optimizer == MUON
     if strategy.zero:
         yield "--use-distributed-optimizer"
-    if strategy.zero > 1:
+    if strategy.zero > 1 and not has_muon:
         yield f"--use-megatron-fsdp --data-parallel-sharding-strategy {SHARDING[strategy.zero]}"
         yield "--ckpt-format fsdp_dtensor"
-    if strategy.dp_replicate > 1:
+    if strategy.dp_replicate > 1 and not has_muon:
         yield f"--num-distributed-optimizer-instances {strategy.dp_replicate}"
+    if has_muon:
+        mode = f" --{MUON_MODE} distributed" if strategy.tp > 1 else ""
+        yield f"--optimizer {MUON} --{MUON_STEPS} {NEWTON_SCHULZ_STEPS}{mode}"
     yield f"--attention-backend {'flash' if strategy.attention_kernel == 'flash' else 'unfused'}"
     match strategy.uniform_recompute:
         case "none":
@@ -144,7 +150,8 @@ def _batch(plan: Plan) -> Iterator[str]:
     if products is not None and products.name in LOW_PRECISION:
         ends = _blocks_in_bf16(plan)
         low = SCALED_NOW if products.name == "fp8" and any(ends) else LOW_PRECISION[products.name]
-        gathered = GATHERED_LOW.get(products.name) if plan.strategy.zero else None
+        is_sharded = plan.strategy.zero and training.optimizer != MUON
+        gathered = GATHERED_LOW.get(products.name) if is_sharded else None
         yield f"{low} {gathered}" if gathered else low
         if any(ends):
             at_ends = f"--num-layers-at-start-in-bf16 {ends[0]} --num-layers-at-end-in-bf16 {ends[1]}"
@@ -172,8 +179,22 @@ def _blocks_in_bf16(plan: Plan) -> tuple[int, int]:
     return min(wanted[0], most), min(wanted[1], most)
 
 
+def _of_muon(plan: Plan) -> Iterator[str]:
+    """Sentences on what Megatron's Muon does otherwise [core/optimizer/__init__.py, training/arguments.py]."""
+    strategy = plan.strategy
+    if plan.training.optimizer != MUON:
+        return
+    yield f"optimizer={MUON}: --muon-momentum and --muon-extra-scale-factor, as the learning rate, are yours to add"
+    if strategy.zero > 1:
+        whole = "gradients" if strategy.zero == 2 else "gradients and weights"
+        yield f"zero={strategy.zero}: Megatron has no FSDP with Muon; ZeRO-1 is written, with whole {whole}"
+    if strategy.dp_replicate > 1:
+        yield f"dp_replicate={strategy.dp_replicate}: Megatron's Muon has one group of shards, over all of dp"
+
+
 def _left_out(plan: Plan) -> tuple[str, ...]:
-    strategy, model, left_out = plan.strategy, plan.model, list(common_left_out(plan, says_dropout=True))
+    strategy, model = plan.strategy, plan.model
+    left_out = [*common_left_out(plan, says_dropout=True, says_muon=True), *_of_muon(plan)]
     if model.dropout.embedding != model.dropout.residual:
         written = f"--hidden-dropout is of both; residual={model.dropout.residual:g} is written"
         left_out.append(f"dropout embedding={model.dropout.embedding:g}: Megatron's {written}")

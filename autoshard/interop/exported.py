@@ -10,6 +10,7 @@ from autoshard.interop.written_model import FORMS
 from autoshard.plans.plan import Plan, operator_choices
 from autoshard.schedules import SCHEDULES, usual_schedule
 from autoshard.spec.model_types import TRACED
+from autoshard.spec.training import MUON
 
 IN_TURNS = {"1f1b": "1f1b", "interleaved": "interleaved"}
 """The schedules of Megatron and NxD, which follow from the virtual stages."""
@@ -51,11 +52,11 @@ def written_schedule(plan: Plan, known: Mapping[str, str]) -> tuple[str, tuple[s
     return known[other], (f"schedule={strategy.schedule}: written as {known[other]}{refused}",)
 
 
-def common_left_out(plan: Plan, says_dropout: bool = False) -> tuple[str, ...]:
-    """Sentences about the parts of a plan that no other framework's configuration says: dropout, adapters, a loss in
-    chunks, blocks that are not Llama's or another common family's, and choices by operator.
+def common_left_out(plan: Plan, says_dropout: bool = False, says_muon: bool = False) -> tuple[str, ...]:
+    """Sentences about the parts of a plan that no other framework's configuration says: dropout, adapters, Muon, a loss
+    in chunks, blocks that are not Llama's or another common family's, and choices by operator.
 
-    says_dropout: whether the configuration says how much is dropped.
+    says_dropout: whether the configuration says how much is dropped. says_muon: whether it says that Muon trains.
     """
     dropout, model_type = plan.model.dropout, plan.model.model_type
     drops: tuple[str, ...] = ()
@@ -64,6 +65,8 @@ def common_left_out(plan: Plan, says_dropout: bool = False) -> tuple[str, ...]:
         drops += (f"dropout {dropout}: {said}",)
     if plan.model.lora is not None:
         drops += (f"lora {plan.model.lora}: the file trains all weights, which takes more memory",)
+    if plan.training.optimizer == MUON and not says_muon:
+        drops += (f"optimizer={MUON}: the file trains by AdamW, which has two moments and takes more memory",)
     if plan.training.loss_chunks > 1:
         drops += (f"loss_chunks={plan.training.loss_chunks}: all logits are there at once, which takes more memory",)
     if model_type not in (*FORMS, "phi3", TRACED):  # Phi-3 is a Llama

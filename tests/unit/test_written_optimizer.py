@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,14 @@ import yaml
 
 from autoshard import import_plan
 from autoshard.errors import AutoshardError
+from autoshard.interop.export import export
 from autoshard.interop.read_layout import read_written_layout
 from autoshard.planner.written import Written, read_written
+from autoshard.plans.plan import Plan
+from autoshard.spec.training import PRECISIONS
 from tests.unit.megatron_flags import DROPS_NOTHING
+from tests.unit.plan_examples import plan_70b, plan_mixtral
+from tests.unit.written_files import imported
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 
@@ -210,3 +216,49 @@ def test_the_muon_of_a_torchtitan_that_names_it(name: str) -> None:
     assert optimizer_and_warnings("train.toml", text) == ("muon", ())
     optimizer, warnings = optimizer_and_warnings("train.toml", f'{text}dtype = "bfloat16"\n')
     assert (optimizer, warnings[0]) == ("adamw", NO_MASTERS)
+
+
+def with_muon(plan: Plan, **changes: Any) -> Plan:
+    training = replace(plan.training, optimizer="muon")
+    return replace(plan, training=training, strategy=replace(plan.strategy, **changes))
+
+
+YOURS = "optimizer=muon: --muon-momentum and --muon-extra-scale-factor, as the learning rate, are yours to add"
+
+
+def test_muon_in_megatrons_words() -> None:
+    plan = with_muon(plan_mixtral())
+    written = export(plan, "megatron")
+    assert "    --optimizer muon --muon-num-ns-steps 5 --muon-tp-mode distributed\n" in written.text
+    assert [one for one in written.left_out if "uon" in one] == [YOURS]
+    again = imported(written.text, "train.sh", instance="trn1.32xlarge", nodes=plan.cluster.nodes, backend="torch")
+    assert (again.training.optimizer, again.strategy.zero) == ("muon", plan.strategy.zero)
+    assert "--optimizer muon --muon-num-ns-steps 5\n" in export(with_muon(plan_mixtral(), tp=1), "megatron").text
+    assert "--optimizer" not in export(plan_mixtral(), "megatron").text
+
+
+def test_megatron_holds_no_weights_of_muon_in_fewer_bits() -> None:
+    plan = plan_mixtral()
+    plan = replace(plan, training=replace(plan.training, precision=PRECISIONS["fp8"]))
+    assert "--fp8-recipe delayed --fp8-param-gather\n" in export(plan, "megatron").text
+    assert "--fp8-recipe delayed\n" in export(with_muon(plan), "megatron").text
+
+
+@pytest.mark.parametrize(("zero", "whole"), [(2, "gradients"), (3, "gradients and weights")])
+def test_megatrons_muon_has_no_fsdp(zero: int, whole: str) -> None:
+    """It stops at --use-megatron-fsdp, and at several groups of shards."""
+    written = export(with_muon(plan_mixtral(), zero=zero, dp_replicate=2), "megatron")
+    assert "--use-distributed-optimizer" in written.text
+    assert not any(flag in written.text for flag in ("fsdp", "--num-distributed-optimizer-instances"))
+    assert [one for one in written.left_out if "uon" in one] == [
+        YOURS,
+        f"zero={zero}: Megatron has no FSDP with Muon; ZeRO-1 is written, with whole {whole}",
+        "dp_replicate=2: Megatron's Muon has one group of shards, over all of dp",
+    ]
+
+
+@pytest.mark.parametrize("form", ["nxdt", "torchtitan", "torchtitan-toml"])
+def test_a_file_without_muon_says_so(form: str) -> None:
+    told = "optimizer=muon: the file trains by AdamW, which has two moments and takes more memory"
+    assert told in export(with_muon(plan_70b()), form).left_out
+    assert told not in export(plan_70b(), form).left_out
