@@ -29,6 +29,8 @@ STAGES = (0, 1, 2, 3)
 BF16, OLDER_BF16, FP16 = "bf16", "bfloat16", "fp16"
 """Sections of formats. DeepSpeed reads the second one where the first is not there [runtime/precision_config.py]."""
 OPTIMIZER, ADAM = "optimizer.type", ("adam", "adamw")
+WHOLE = "{said} with ZeRO-3: gradients and momentum go whole to all ranks there; priced with a share of each"
+"""The warning on Muon that takes no reduce-scatter [runtime/zero/stage3.py _apply_distributed_muon_update]."""
 OFFLOADED = {"offload_optimizer": "optimizer state", "offload_param": "parameters"}
 """Parts of ZeRO that may lie on the host, by what they hold."""
 NO_DEVICE = (None, "none")
@@ -164,6 +166,8 @@ def _warnings(values: Values, tp: int) -> Iterator[str]:
     if is_muon(optimizer):
         if tp > 1:
             yield IN_PARTS.format(said=named(OPTIMIZER, optimizer), tp=tp, priced=ON_ONE)
+        if _stage(values) == 3:
+            yield WHOLE.format(said=named(OPTIMIZER, optimizer))
     elif optimizer is not None and str(optimizer).lower() not in ADAM:
         yield AS_ADAMW.format(said=named(OPTIMIZER, optimizer))
 

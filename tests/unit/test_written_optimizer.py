@@ -148,6 +148,10 @@ def test_deepspeeds_muon() -> None:
     in_parts = "optimizer.type='Muon': each rank of tp=2 orthogonalises its own parts of matrices there"
     cut = {**ZERO, "tensor_parallel": {"autotp_size": 2}}
     assert optimizer_and_warnings("zero.json", json.dumps(cut)) == ("muon", (f"{in_parts}; {ON_ONE}",))
+    whole = "gradients and momentum go whole to all ranks there; priced with a share of each"
+    third = {**ZERO, "zero_optimization": {"stage": 3, "reduce_scatter": False}}
+    told = (f"optimizer.type='Muon' with ZeRO-3: {whole}",)
+    assert optimizer_and_warnings("zero.json", json.dumps(third)) == ("muon", told)
 
 
 def test_the_trainer_takes_deepspeeds_muon() -> None:
