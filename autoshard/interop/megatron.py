@@ -532,7 +532,7 @@ NO_EFFECT = re.compile(
     |start-weight|end-weight|use-(mcore|flash|checkpoint)|mock-data|dataloader|legacy|ckpt|dist-ckpt|async-save
     |make-vocab|timing|no-create|override|use-cpu-init|standalone|manual-gc|max-restarts|hidden-dropout
     |attention-dropout|moe-(aux|z)-loss|moe-loss|moe-(eval|min)-capacity|create-moe|moe-router-load|moe-token-drop|fp8-format|fp4-format|lora
-    |muon|no-use-layer|attention-softmax-in-fp32|accumulate-allreduce-grads-in-fp32|no-masked|no-position|ddp)[\w-]*|--optimizer"""
+    |muon|no-use-layer|attention-softmax-in-fp32|accumulate-allreduce-grads-in-fp32|no-masked|no-position|ddp)[\w-]*"""
     + "".join(f"|--{flag}" for flag in OTHER_GRAPHS),
     re.VERBOSE,
 )
@@ -556,7 +556,7 @@ READ = (
     *OLDER_RECOMPUTE,
     *("recompute-num-layers", "attention-backend", "cp-comm-type", "bf16", "fp16", "sequence-parallel"),
     *("use-megatron-fsdp", SHARDING_FLAG, TORCH_FSDP, TORCH_FSDP_ZERO_2, "use-tp-pp-dp-mapping"),
-    *(EXPERT_RANKS, INSTANCES, "use-distributed-optimizer", *STAGE_FLAGS),
+    *(EXPERT_RANKS, INSTANCES, "optimizer", "use-distributed-optimizer", *STAGE_FLAGS),
     *(DEEPSPEED_ZERO, DEEPSPEED_RECOMPUTE, LATENT, FREQUENCY, WINDOW, AROUND_ZERO, *OF_ITS_EXPERTS, CUT_EXPERTS),
     *("nproc-per-node", GROUPED, WIDE_ENDS, *WIDE_BLOCKS.values()),
     *("mtp-num-layers", "mtp-loss-scaling-factor"),

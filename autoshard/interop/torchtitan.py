@@ -91,6 +91,7 @@ READ = {
         "training": ("seq_len", *LOCAL_BATCH, "global_batch_size", DTYPE),
         "activation_checkpoint": ("mode", SELECTIVE_OPTION, BUDGET),
         "lora": ("rank", "alpha", TARGETS, "dropout"),
+        "optimizer": ("name",),
         "parallelism": (
             *DEGREES.values(),
             EXPERT_RANKS,

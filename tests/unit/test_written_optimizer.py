@@ -91,6 +91,7 @@ def test_ranks_that_share_state_of_megatrons_muon(optimizer: str, zero: int) -> 
 def test_a_file_says_muon_as_an_option_does() -> None:
     of_megatron(f"{TP} --optimizer muon --muon-tp-mode distributed")
     assert read_written_layout("train.sh").options["optimizer"] == "muon"
+    assert "--optimizer" not in read_written_layout("train.sh").left_out
     plan = import_plan("train.sh", **GIVEN).plan
     assert (plan.training.optimizer, plan.backend) == ("muon", "torch")
 
@@ -220,6 +221,7 @@ def test_the_muon_of_a_torchtitan_that_names_it(name: str) -> None:
     assert optimizer_and_warnings("train.toml", text) == ("muon", ())
     optimizer, warnings = optimizer_and_warnings("train.toml", f'{text}dtype = "bfloat16"\n')
     assert (optimizer, warnings[0]) == ("adamw", NO_MASTERS)
+    assert "optimizer.name" not in read_written_layout("train.toml").left_out
 
 
 def with_muon(plan: Plan, **changes: Any) -> Plan:
