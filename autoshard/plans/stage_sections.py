@@ -288,16 +288,16 @@ def rank_graphs(plan: Plan, rank: int) -> RankGraphs:
     held = [programs[stage] for stage in mine]
     buckets = bucket_elements(held, plan.mesh, tied, plan.strategy.zero)
     zero, mesh = plan.strategy.zero, plan.mesh
-    learned = {key: count for key, count in buckets.items() if key.learned}
-    shards = {(count // (mesh.size(key.shard_axes) if zero else 1), key.decay) for key, count in learned.items()}
-    updates = len(shards)
+    learned = [
+        (count // (mesh.size(key.shard_axes) if zero else 1), key) for key, count in buckets.items() if key.learned
+    ]
+    norms = len({size for size, _ in learned})
+    updates = len({(size, key.decay) for size, key in learned if not key.orthogonal})  # Muon's is not compiled
     if plan.training.precision.rounds_at_random:
         updates = len(set(_rounded(plan, held, index, tied)))
     together = communicators(plan, rank, step_collectives(plan, pipeline_rank), plan.strategy.pp > 1)
     inside = max(_inside(plan, rank, programs[stage]) for stage in mine) if plan.cluster.compiles_stages else 0
-    return counted(
-        wirings, plan.cluster.compiles_stages, len({size for size, _ in shards}) + updates, len(together), inside
-    )
+    return counted(wirings, plan.cluster.compiles_stages, norms + updates, len(together), inside)
 
 
 def counted(wirings: Sequence[Wiring], whole: bool, functions: int, communicators: int, inside: int = 0) -> RankGraphs:

@@ -25,6 +25,8 @@ from tests.multiprocess.plans import case, plan_of, strategy
         # matrices of each block, the embedding and the head have buckets of their own beside that of the norms: a norm
         # and an update for the four blocks' size, the two tables' and the norms'
         ("dp, ZeRO-3", 0, (10, 3, 6)),
+        # what Muon updates is a bucket of its own, whose norm alone is compiled
+        ("muon, dp, no ZeRO-1", 0, (5, 2, 5)),
     ],
 )
 def test_runs_between_collectives(name: str, rank: int, expected: tuple[int, int, int]) -> None:
