@@ -11,7 +11,8 @@ from autoshard.graph.adapters import RANK, with_adapters
 from autoshard.graph.adapters import linear_layers as adaptable
 from autoshard.graph.attention_kind import KEY, KEY_BLOCK
 from autoshard.graph.compressed_kinds import SERIES
-from autoshard.graph.ir import Graph, GraphBuilder
+from autoshard.graph.ir import Graph, GraphBuilder, Tensor
+from autoshard.graph.orthogonal import orthogonal
 from autoshard.graph.recompute import name_in_block
 from autoshard.graph.stream_kinds import STREAM
 from autoshard.models.families import FAMILIES, graph_of
@@ -282,20 +283,33 @@ def active_count(model: ModelSpec) -> int:
     return sum(by_dims.values()) - of_experts * idle // model.num_candidates - of_tables
 
 
+def orthogonal_count(model: ModelSpec) -> int:
+    """Number of parameters of the whole model that Muon updates where it is the optimizer."""
+    every = _each_parameter(model)
+    return sum(times * graph.num_elements(one.name) for times, graph, one in every if one in orthogonal(graph))
+
+
 def parameters_by_dims(model: ModelSpec, learned_only: bool = False) -> dict[tuple[str, ...], int]:
     """Numbers of parameters of the whole model by the dims that they have, counted as `parameter_count` does: those
     that blocks share once. learned_only: without those that have no gradient, such as the bias of a router's choice."""
-    sizes, counts = published_sizes(model), dict[tuple[str, ...], int]()
+    counts = dict[tuple[str, ...], int]()
+    for times, graph, tensor in _each_parameter(model):
+        if tensor.differentiable or not learned_only:
+            counts[tensor.dims] = counts.get(tensor.dims, 0) + times * graph.num_elements(tensor.name)
+    return counts
+
+
+def _each_parameter(model: ModelSpec) -> Iterator[tuple[int, Graph, Tensor]]:
+    """Yields how often the whole model has a parameter, a graph with it, and the parameter, of published sizes."""
+    sizes = published_sizes(model)
     kinds = model.kind_counts(0, model.num_hidden_layers)
     parts = [(1, stage_graph(model, sizes, (), first=True, last=True))]
     parts += [(count, stage_graph(model, sizes, (kind,), first=False, last=False)) for kind, count in kinds]
     outside: set[str] = set()
     for count, graph in parts:
-        for tensor in graph.learned() if learned_only else graph.parameters():
+        for tensor in graph.parameters():
             if is_outside := name_in_block(tensor.name) == "":
                 if tensor.name in outside:
                     continue
                 outside.add(tensor.name)
-            times = 1 if is_outside else count
-            counts[tensor.dims] = counts.get(tensor.dims, 0) + times * graph.num_elements(tensor.name)
-    return counts
+            yield 1 if is_outside else count, graph, tensor

@@ -12,10 +12,10 @@ from autoshard.doctor.machine import Machine
 from autoshard.doctor.native import around_it, package
 from autoshard.jobs.options import LaunchOptions
 from autoshard.jobs.variables import variables
-from autoshard.models.stage import learned_count, parameter_count
+from autoshard.models.stage import learned_count, orthogonal_count, parameter_count
 from autoshard.plans.plan import Plan
 from autoshard.spec.stack import NATIVE_DEVICES
-from autoshard.spec.training import DTYPE_BYTES
+from autoshard.spec.training import MUON
 from autoshard.units import GB, format_bytes
 
 NXD_TORCH, NXD_VERSION = "2.9", "0.18"
@@ -206,6 +206,7 @@ def checkpoint_bytes(plan: Plan | None) -> int:
     are some and the run begins with weights; 0 without a plan."""
     if plan is None:
         return 0
-    learned, precision = learned_count(plan.model), plan.training.precision
+    learned, state_bytes = learned_count(plan.model), plan.training.precision.state_bytes
     others = 0 if plan.model.lora is not None else parameter_count(plan.model) - learned
-    return learned * precision.state_bytes + others * DTYPE_BYTES[precision.parameter_dtype]
+    by_muon = orthogonal_count(plan.model) if plan.training.optimizer == MUON else 0
+    return (learned - by_muon) * state_bytes(2) + by_muon * state_bytes(1) + others * state_bytes(0)

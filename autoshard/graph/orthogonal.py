@@ -12,7 +12,7 @@ from dataclasses import replace
 from math import prod
 from typing import NamedTuple
 
-from autoshard.graph.ir import Graph
+from autoshard.graph.ir import Graph, Tensor
 from autoshard.graph.linear_layers import is_linear
 
 NEWTON_SCHULZ_STEPS = 5
@@ -33,14 +33,15 @@ class MatrixDims(NamedTuple):
         return several, rows, columns
 
 
+def orthogonal(graph: Graph) -> list[Tensor]:
+    """The weights that Muon updates."""
+    read = {op.inputs[1] for op in graph.operators if is_linear(graph, op)}
+    return [one for one in graph.learned() if one.name in read and one.name in graph.matrices]
+
+
 def with_orthogonal_updates(graph: Graph) -> Graph:
     """The graph with a mark at each weight that Muon updates."""
-    read = {op.inputs[1] for op in graph.operators if is_linear(graph, op)}
-    marked = {
-        one.name: replace(one, orthogonal=True)
-        for one in graph.learned()
-        if one.name in read and one.name in graph.matrices
-    }
+    marked = {one.name: replace(one, orthogonal=True) for one in orthogonal(graph)}
     return replace(graph, tensors={**graph.tensors, **marked})
 
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from autoshard.checkpoint.boxes import Box
 from autoshard.checkpoint.layout import Shard, shards_of
 from autoshard.plans.plan import Plan
-from autoshard.spec.training import DTYPE_BYTES
 
 MOST_RANKS = 256
 """In larger worlds only this many ranks are looked at, spread over all axes."""
@@ -36,9 +35,9 @@ class Moved:
 @dataclass(frozen=True)
 class Held:
     """The training state that a layout holds. boxes: by rank, of those that are looked at and exist in the layout:
-    whether it is learned -> tensor -> boxes."""
+    how many moments it has -> tensor -> boxes."""
 
-    boxes: Mapping[int, Mapping[bool, Mapping[str, list[Box]]]]
+    boxes: Mapping[int, Mapping[int, Mapping[str, list[Box]]]]
 
 
 def held(before: Plan, world: int) -> Held:
@@ -54,19 +53,13 @@ def moved(before: Held, after: Plan) -> Moved:
     ranks = sample(world)
     total = kept = 0
     for rank, shards in zip(ranks, shards_of(after, ranks), strict=True):
-        for learned, wanted in _boxes(shards).items():
-            width = _state_bytes(after, learned)
+        for moments, wanted in _boxes(shards).items():
+            width = after.training.precision.state_bytes(moments)
             total += width * sum(box.elements for boxes in wanted.values() for box in boxes)
             if rank in before.boxes:
-                kept += width * _common_elements(wanted, before.boxes[rank][learned])
+                kept += width * _common_elements(wanted, before.boxes[rank].get(moments, {}))
     scale = world / len(ranks)
     return Moved(total * scale, (total - kept) * scale)
-
-
-def _state_bytes(plan: Plan, learned: bool) -> int:
-    """Bytes of training state of one parameter. learned: whether it is."""
-    precision = plan.training.precision
-    return precision.state_bytes if learned else DTYPE_BYTES[precision.parameter_dtype]
 
 
 def sample(world: int) -> tuple[int, ...]:
@@ -76,12 +69,13 @@ def sample(world: int) -> tuple[int, ...]:
     return tuple(sorted({int(i * _GOLDEN % 1 * world) for i in range(MOST_RANKS)}))
 
 
-def _boxes(shards: Iterable[Shard]) -> dict[bool, dict[str, list[Box]]]:
-    """Boxes of a rank's shards: whether they are learned -> tensor -> boxes."""
-    found: dict[bool, dict[str, list[Box]]] = {True: defaultdict(list), False: defaultdict(list)}
+def _boxes(shards: Iterable[Shard]) -> dict[int, dict[str, list[Box]]]:
+    """Boxes of a rank's shards: how many moments they have -> tensor -> boxes."""
+    found: dict[int, dict[str, list[Box]]] = {}
     for shard in shards:
+        of_moments = found.setdefault(shard.moments, defaultdict(list))
         for piece in shard.pieces:
-            found[shard.learned][piece.name].append(piece.box)
+            of_moments[piece.name].append(piece.box)
     return found
 
 

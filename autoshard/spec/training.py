@@ -79,10 +79,12 @@ class Precision:
         """The dtype of the weights as the optimizer keeps and updates them: of its own copy, or of the parameters."""
         return self.master_dtype or self.parameter_dtype
 
-    @property
-    def state_bytes(self) -> int:
-        """Bytes of the training state of one parameter, which a checkpoint holds: the kept weight and both moments."""
-        return DTYPE_BYTES[self.kept_dtype] + 2 * DTYPE_BYTES[self.optimizer_dtype]
+    def state_bytes(self, moments: int) -> int:
+        """Bytes of the training state of one parameter with so many moments, which a checkpoint holds: the kept weight
+        and these; of one that is not learned, and has none, the weight as it is read."""
+        if not moments:
+            return DTYPE_BYTES[self.parameter_dtype]
+        return DTYPE_BYTES[self.kept_dtype] + moments * DTYPE_BYTES[self.optimizer_dtype]
 
     @property
     def rounds_at_random(self) -> bool:

@@ -172,6 +172,9 @@ def test_bytes_of_a_checkpoint() -> None:
     for name, each in (("bf16_sr", 2 + 2 * 2), ("fp32", 4 + 2 * 4)):
         other = replace(plan, training=replace(plan.training, precision=load_precision(name)))
         assert checkpoint_bytes(other) == 70_553_706_496 * each
+    matrices = 70_553_706_496 - 2 * 128_256 * 8192 - 161 * 8192  # but for tables and norms
+    by_muon = replace(plan, training=replace(plan.training, optimizer="muon"))
+    assert checkpoint_bytes(by_muon) == 70_553_706_496 * (4 + 2 * 4) - 4 * matrices
     adapted = replace(plan, model=replace(plan.model, lora=Lora(16, 16.0, ("q_proj",))))  # alone
     assert checkpoint_bytes(adapted) == 80 * 16 * (8192 + 8192) * (4 + 2 * 4)
 
