@@ -10,7 +10,7 @@ from pathlib import Path
 import autoshard
 from autoshard.checkpoint.directory import LocalFolder, LocalStore
 from autoshard.checkpoint.layout import parameter_shapes, shards_of
-from autoshard.checkpoint.manifest import QUANTITIES, WEIGHTS, FileRecord, Manifest, quantities_of, read_manifest
+from autoshard.checkpoint.manifest import QUANTITIES, WEIGHTS, FileRecord, Manifest, read_manifest
 from autoshard.checkpoint.read import stored_box, tensor_key
 from autoshard.checkpoint.store import MANIFEST, PLAN, rank_file
 from autoshard.checkpoint.tensor_file import read_header
@@ -98,7 +98,7 @@ def checkpoint_files(
             )
             for quantity in quantities
             for one in pieces
-            if quantity in quantities_of(one.name not in fixed)
+            if quantity in (WEIGHTS if one.name in fixed else QUANTITIES)  # those of AdamW
         ]
         if tensors:
             typed = {one.name: common_dtype(one, dtypes) for one in tensors}

@@ -77,7 +77,7 @@ def reshard(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
         generator = torch.Generator().manual_seed(SEED)
         shards = rank_shards(alone, 0)
         state = [
-            tuple(torch.rand(one.elements, generator=generator) for _ in quantities_of(one.learned)) for one in shards
+            tuple(torch.rand(one.elements, generator=generator) for _ in quantities_of(one.moments)) for one in shards
         ]
         saved(store, 0, alone, [(shards, state)])
     dist.barrier()
