@@ -133,7 +133,7 @@ class OrthogonalUpdates:
 
 
 def _law(order: tuple[tuple[str, int], ...], axes: Axes, cluster: Cluster) -> CollectiveLaw:
-    """Of an exchange of pieces of any sizes; native Neuron has none, there all ranks get all pieces."""
+    """The law of an exchange of pieces of any sizes; native Neuron has none, there all ranks get all pieces."""
     group = group_shape(order, tuple(sorted(axes)), cluster)
     if cluster.stack is None:
         return collective_law("all_to_all", group, cluster)

@@ -45,8 +45,8 @@ def _cut(text: str) -> str:
 
 
 def _claim(optimality: str) -> str:
-    """What a search has proven, in few words: what it has not tried stands in brackets behind that, on the whole
-    page."""
+    """The words for what a search has proven, few of them: what it has not tried stands in brackets behind that, on the
+    whole page."""
     claim, untried, _ = optimality.partition(" (")
     if not untried or len(optimality) <= MOST_FACT or "within this model" not in claim:
         return _cut(optimality)

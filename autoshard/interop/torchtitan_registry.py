@@ -306,7 +306,7 @@ def _base_model(called: str) -> dict[str, Any]:
 
 
 def _adapters(call: ast.Call, names: Names) -> dict[str, Any]:
-    """What such a registry sets of low-rank adapters, `converters=[LoRAConverter.Config(rank=8)]`."""
+    """The values that such a registry gives low-rank adapters, `converters=[LoRAConverter.Config(rank=8)]`."""
     calls = (one for one in _converters(call, names) if isinstance(one, ast.Call) and "lora" in _kind(one).lower())
     return {
         one.arg: _value(f"lora.{one.arg}", one.value, names, "") for call in calls for one in call.keywords if one.arg
