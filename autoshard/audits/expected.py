@@ -34,7 +34,7 @@ from autoshard.plans.stage_sections import RankGraphs, rank_graphs
 from autoshard.plans.step_collectives import step_collectives
 from autoshard.plans.timeline import memory_by_operators
 from autoshard.schedules import SCHEDULES, actions, rank_holds
-from autoshard.spec.training import DTYPE_BYTES
+from autoshard.spec.training import DTYPE_BYTES, Precision
 
 NUMBER_BYTES = 8
 """The loss and the squared gradient norm are summed over all ranks, each in FP64."""
@@ -247,17 +247,20 @@ def _memory(plan: Plan, programs: list[Program], tied: frozenset[str], rank: int
 def _update_bytes(plan: Plan, programs: list[Program], tied: frozenset[str], index: Mapping[str, int]) -> float:
     """At the end of a step this runtime has flat buffers where NxD has buckets of a limited size: the sums of all
     gradients that this rank updates, and of one buffer the new parameters, where they go to other ranks, or its shard,
-    while that is summed over replicas; where weights are rounded at random, what a part of a parameter is updated
-    with; what Muon updates in a round. While these sums are made, a buffer that is summed over tensor-parallel axes
-    first lies beside its next sum. Before that, what the first and the last stage share is summed over both, one
-    parameter at a time.
+    while that is summed over replicas; what a part of a parameter is updated with, where weights are rounded at random
+    or a dtype is another than theirs; what Muon updates in a round. While these sums are made, a buffer that is summed
+    over tensor-parallel axes first lies beside its next sum, and one that is sent in another dtype beside its copy in
+    that. Before that, what the first and the last stage share is summed over both, one parameter at a time.
 
     index: of the rank along every stage axis, which decides the parameters that its shards are of."""
-    from autoshard.runtime.torch_backend.rounded_adamw import AT_ONCE, BUFFER_BYTES  # which imports torch
+    from autoshard.runtime.torch_backend.parts import AT_ONCE  # which imports torch, as the next one
+    from autoshard.runtime.torch_backend.rounded_adamw import BUFFER_BYTES
 
     precision, zero = plan.training.precision, plan.strategy.zero
-    gradient_bytes = DTYPE_BYTES[precision.gradient_accumulation_dtype]
-    parameter_bytes = DTYPE_BYTES[precision.parameter_dtype]
+    gradient_bytes, parameter_bytes = (
+        DTYPE_BYTES[dtype] for dtype in (precision.gradient_reduce_dtype, precision.parameter_dtype)
+    )
+    converts = precision.gradient_reduce_dtype != precision.gradient_accumulation_dtype
     summed = largest = summing = 0.0
     for key, elements in bucket_parameters(programs, plan.mesh, tied, zero).items():
         if not key.learned:
@@ -267,11 +270,13 @@ def _update_bytes(plan: Plan, programs: list[Program], tied: frozenset[str], ind
         owned = count / shards
         sums = key.sum_axes or key.replica_axes or (key.shard_axes and not key.unit)
         summed += owned * gradient_bytes if sums else 0.0
-        if key.sum_axes and key.shard_axes and not key.unit:
+        if not key.unit and ((converts and sums) or (key.sum_axes and key.shard_axes)):
             summing = max(summing, summed + count * gradient_bytes)
         largest = max(largest, owned * parameter_bytes if shards > 1 else 0.0)
         if key.replica_axes and not key.unit and shards > 1:  # as it was scattered and as it is summed
             largest = max(largest, owned * gradient_bytes)
+        if not precision.rounds_at_random and not key.orthogonal:
+            largest = max(largest, _widened_bytes(precision, bool(sums)) * min(AT_ONCE, owned))
         if precision.rounds_at_random:
             place = plan.mesh.position(index, key.shard_axes) if shards > 1 else 0
             runs = runs_of_shard(elements, place * count // shards, count // shards)
@@ -279,6 +284,14 @@ def _update_bytes(plan: Plan, programs: list[Program], tied: frozenset[str], ind
     for one in exchanges(programs, plan.mesh, tied, zero):
         largest = max(largest, _elements_of_a_round(plan, one, index) * parameter_bytes)
     return max(summing, summed + largest, gradient_bytes * _largest_tied(plan, programs, tied))
+
+
+def _widened_bytes(precision: Precision, sends: bool) -> int:
+    """Bytes of an element that is updated by AdamW of what has another dtype than the weight: gradient, moments. sends:
+    whether the gradient has the dtype in which it was sent."""
+    gradient = precision.gradient_reduce_dtype if sends else precision.gradient_accumulation_dtype
+    dtypes = gradient, precision.optimizer_dtype, precision.optimizer_dtype
+    return DTYPE_BYTES[precision.kept_dtype] * sum(dtype != precision.kept_dtype for dtype in dtypes)
 
 
 def _elements_of_a_round(plan: Plan, exchange: Exchange, index: Mapping[str, int]) -> float:

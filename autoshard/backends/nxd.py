@@ -209,6 +209,26 @@ def optimizer_is_adamw(problem: Problem, draft: Draft) -> str | None:
     return None
 
 
+def state_has_nxds_dtypes(problem: Problem, draft: Draft) -> str | None:
+    """Gradients are summed in the dtype of the weights or of their gradients, and sent in the same; moments have that
+    of the weights. [NxD optimizer/zero_redundancy_optimizer.py: optimizer_dtype; trainer/trainer.py:
+    use_fp32_grad_acc]"""
+    precision = problem.training.precision
+    summed, sent = precision.gradient_accumulation_dtype, precision.gradient_reduce_dtype
+    kept, known = precision.kept_dtype, sorted({precision.kept_dtype, precision.parameter_dtype})
+    if summed != sent or summed not in known:
+        return (
+            f"precision {precision.name}: NxD sums and sends gradients in one dtype, {' or '.join(known)}, not in "
+            f"{summed} and {sent}; use backend torch"
+        )
+    if precision.optimizer_dtype != kept:
+        return (
+            f"precision {precision.name}: moments of NxD are in {kept}, as its weights, not in "
+            f"{precision.optimizer_dtype}; use backend torch"
+        )
+    return None
+
+
 def kernel_knows_the_model(problem: Problem, draft: Draft) -> str | None:
     """[SDK archive/nxd-training/known_issues.rst: flash attention serves Hugging Face style models only; neuronxcc
     nki/kernels/attention.py flash_fwd: assert d <= 128; NxD kernels/flash_attn.py and ring_attention_kernel.py take no
@@ -309,6 +329,7 @@ NXD = Backend(
         Rule("NxD drops nothing", dropout_runs_on_torch),
         Rule("NxD computes the loss of all logits", loss_is_of_all_logits),
         Rule("NxD updates by AdamW", optimizer_is_adamw),
+        Rule("NxD's dtypes of gradients and moments", state_has_nxds_dtypes),
     ),
     kernel_rules=(Rule("the attention kernel does not know the model", kernel_knows_the_model),),
     state_rules=(

@@ -10,13 +10,11 @@ from autoshard.spec.training import PRECISIONS, Precision
 def unrunnable(backend: Backend, precision: Precision) -> str | None:
     """A sentence on what in the precision the backend cannot do, though plans price it; None where it can do all.
 
-    Every backend computes in the dtype of the parameters, and keeps moments in that of the kept weights.
+    Every backend computes in the dtype of the parameters.
     """
     products, cannot = precision.products, ""
     if precision.compute_dtype != precision.parameter_dtype:
         cannot = f"compute in {precision.compute_dtype} with parameters in {precision.parameter_dtype}"
-    elif precision.optimizer_dtype != precision.kept_dtype:
-        cannot = f"keep moments in {precision.optimizer_dtype} beside weights in {precision.kept_dtype}"
     elif products is not None and products.name not in backend.product_formats:
         cannot = f"multiply in {products.forward_dtype}"
     if not cannot:

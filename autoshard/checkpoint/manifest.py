@@ -87,6 +87,7 @@ class Manifest:
     Muon updates; of others there are only WEIGHTS.
     base: None where all parameters are stored; else those alone that are learned.
     optimizer: that of the run, as in TrainingSpec.
+    moments_dtype: of moments; '' for `dtype`.
     """
 
     step: Annotated[int, Checked(partial(check_integer, at_least=0))]
@@ -101,6 +102,7 @@ class Manifest:
     quantities: Annotated[tuple[str, ...], Checked(_check_quantities)] = QUANTITIES
     base: Annotated[Base | None, Absence.WRITTEN] = None
     optimizer: Annotated[str, Checked(partial(check_choice, choices=OPTIMIZERS)), Absence.WRITTEN] = ADAMW
+    moments_dtype: Annotated[str, Checked(partial(check_choice, choices=("", *ELEMENT_BYTES))), Absence.WRITTEN] = ""
 
     def to_json(self) -> str:
         content = to_json(self)
@@ -173,9 +175,14 @@ def shapes(manifest: Manifest) -> dict[str, tuple[int, ...]]:
     return parameter_shapes(from_json(ModelSpec, manifest.model, "model"))
 
 
-def dtypes(manifest: Manifest) -> dict[str, str]:
-    """Dtype of every tensor of the checkpoint, by the name of its parameter."""
-    return parameter_dtypes(from_json(ModelSpec, manifest.model, "model"), manifest.dtype)
+def dtypes(manifest: Manifest) -> dict[tuple[str, str], str]:
+    """Dtype of every tensor of the checkpoint, by its quantity and the name of its parameter."""
+    weights = parameter_dtypes(from_json(ModelSpec, manifest.model, "model"), manifest.dtype)
+    return {
+        (quantity, name): dtype if quantity in WEIGHTS else manifest.moments_dtype or dtype
+        for quantity in QUANTITIES
+        for name, dtype in weights.items()
+    }
 
 
 def _digest(content: dict[str, Any]) -> str:

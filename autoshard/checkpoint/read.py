@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from autoshard.checkpoint.boxes import Box
 from autoshard.checkpoint.directory import LocalFolder
 from autoshard.checkpoint.layout import Piece
-from autoshard.checkpoint.manifest import QUANTITIES, Manifest, dtypes, shapes
+from autoshard.checkpoint.manifest import Manifest, dtypes, shapes
 from autoshard.checkpoint.store import Folder
 from autoshard.checkpoint.tensor_file import ELEMENT_BYTES, Bytes, StoredTensor, parse_header
 from autoshard.errors import AutoshardError
@@ -28,17 +28,21 @@ def tensor_key(quantity: str, name: str, box: Box) -> str:
 
 
 def stored_box(
-    path: object, key: str, stored: StoredTensor, shapes: Mapping[str, tuple[int, ...]], dtypes: Mapping[str, str]
+    path: object,
+    key: str,
+    stored: StoredTensor,
+    shapes: Mapping[str, tuple[int, ...]],
+    dtypes: Mapping[tuple[str, str], str],
 ) -> tuple[str, str, Box]:
     """(quantity, parameter, box) of a tensor in a file, from its key.
 
-    path: names the file in errors. shapes, dtypes: those of the model, by parameter.
+    path: names the file in errors. shapes: those of the model, by parameter. dtypes: by quantity and parameter.
     Raises AutoshardError for one that the checkpoint's model does not have.
     """
     quantity, _, rest = key.partition("/")
     name, _, at = rest.rpartition("@")
     shape = shapes.get(name)
-    if quantity not in QUANTITIES or shape is None or stored.dtype != dtypes[name]:
+    if shape is None or stored.dtype != dtypes.get((quantity, name)):
         raise AutoshardError(f"{path}: {key[:200]!r} is not a tensor of this checkpoint")
     offsets = tuple(int(one) for one in at.split(",") if one.isdecimal() and len(one) < 19)
     box = Box(offsets, stored.shape)
@@ -64,12 +68,16 @@ class CheckpointReader:
 
     def __init__(self, folder: Path | Folder, manifest: Manifest, names: Iterable[str]):
         self._folder = LocalFolder(folder) if isinstance(folder, Path) else folder
-        self._shapes, self.dtypes = shapes(manifest), dtypes(manifest)
+        self._shapes, self._dtypes = shapes(manifest), dtypes(manifest)
         self._parts: dict[tuple[str, str], list[_Part]] = {}
         wanted = set(names)
         for record in manifest.files:
             if wanted.intersection(record.tensors):
                 self._index(record.name)
+
+    def dtype_of(self, quantity: str, name: str) -> str:
+        """Safetensors' name of the dtype in which a parameter's quantity is stored."""
+        return self._dtypes[quantity, name]
 
     def fill_all(self, wanted: Iterable[tuple[str, Piece, Bytes]]) -> int:
         """Fill every (quantity, piece, shard), as `fill` does; returns the bytes of the files that were used.
@@ -87,7 +95,7 @@ class CheckpointReader:
 
         quantity: such as "master". Raises AutoshardError when the checkpoint does not have all of it.
         """
-        width = ELEMENT_BYTES[self.dtypes[piece.name]]
+        width = ELEMENT_BYTES[self._dtypes[quantity, piece.name]]
         target = piece.view(shard.view(f"u{width}"))
         copied = taken = 0
         for part in self._parts.get((quantity, piece.name), ()):
@@ -116,5 +124,5 @@ class CheckpointReader:
         path, folder = f"{self._folder}/{file}", self._folder
         header = parse_header(path, folder.size(file), lambda start, stop: folder.read(file, start, stop).tobytes())
         for key, stored in header.items():
-            quantity, name, box = stored_box(path, key, stored, self._shapes, self.dtypes)
+            quantity, name, box = stored_box(path, key, stored, self._shapes, self._dtypes)
             self._parts.setdefault((quantity, name), []).append(_Part(box, file, stored.offset))

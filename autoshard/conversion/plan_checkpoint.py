@@ -11,6 +11,7 @@ import autoshard
 from autoshard.checkpoint.directory import LocalFolder, LocalStore
 from autoshard.checkpoint.layout import parameter_shapes, shards_of
 from autoshard.checkpoint.manifest import QUANTITIES, WEIGHTS, FileRecord, Manifest, read_manifest
+from autoshard.checkpoint.manifest import dtypes as stored_dtypes
 from autoshard.checkpoint.read import stored_box, tensor_key
 from autoshard.checkpoint.store import MANIFEST, PLAN, rank_file
 from autoshard.checkpoint.tensor_file import read_header
@@ -46,16 +47,17 @@ def checkpoint_source(folder: Path, share: tuple[int, int] = (0, 1)) -> Source:
     manifest = read_manifest(folder)
     _check_sizes(folder, manifest.files)
     model = from_json(ModelSpec, manifest.model, "model")
-    shapes, dtypes = parameter_shapes(model), parameter_dtypes(model, manifest.dtype)
+    shapes, weights = parameter_shapes(model), parameter_dtypes(model, manifest.dtype)
+    stored = stored_dtypes(manifest)
     regions: dict[str, list[Region]] = {}
     for record in manifest.files:
         if record.tensors:
-            for name, region in _regions(folder / record.name, shapes, dtypes):
+            for name, region in _regions(folder / record.name, shapes, stored):
                 regions.setdefault(name, []).append(region)
     carried = tuple(path for name in (CONFIG, *CARRIED) if (path := folder / name).is_file())
     sha256 = {folder / record.name: record.sha256 for record in manifest.files[share[0] :: share[1]]}
     form, place = f"the checkpoint {folder}", folder if manifest.quantities == WEIGHTS else None
-    return Source(form, model, dtypes, regions, carried, sha256, place=place, base=manifest.base)
+    return Source(form, model, weights, regions, carried, sha256, place=place, base=manifest.base)
 
 
 def _check_sizes(folder: Path, records: Sequence[FileRecord]) -> None:
@@ -68,7 +70,9 @@ def _check_sizes(folder: Path, records: Sequence[FileRecord]) -> None:
             raise AutoshardError(f"checkpoint {folder}: {record.name} has {size:,} bytes, not {record.bytes:,}")
 
 
-def _regions(path: Path, shapes: Mapping[str, tuple[int, ...]], dtypes: Mapping[str, str]) -> list[tuple[str, Region]]:
+def _regions(
+    path: Path, shapes: Mapping[str, tuple[int, ...]], dtypes: Mapping[tuple[str, str], str]
+) -> list[tuple[str, Region]]:
     regions = []
     for key, stored in read_header(path).items():
         quantity, name, box = stored_box(path, key, stored, shapes, dtypes)

@@ -40,6 +40,7 @@ class Options(TypedDict, total=False):
     seq_len: int | None
     global_batch: int | None
     precision: str | None
+    state_dtypes: str | None
     keep_bf16: str | None
     expert_imbalance: float | str | None
     loss_chunks: int | None

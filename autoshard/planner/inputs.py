@@ -28,6 +28,7 @@ from autoshard.spec.prediction import LOSS_SCALING_FACTOR, MultiTokenPrediction
 from autoshard.spec.product_format import PRODUCT_FORMATS
 from autoshard.spec.routing import check_routing, with_imbalance
 from autoshard.spec.sdk import release
+from autoshard.spec.state_dtypes import with_state_dtypes
 from autoshard.spec.training import TrainingSpec, load_precision
 from autoshard.units import counted
 
@@ -43,7 +44,7 @@ def inputs_of(
     if request.price_per_node_hour is not None:
         cluster = replace(cluster, price_per_node_hour_usd=request.price_per_node_hour)
     length, more = _sequence_length(request, model)
-    precision = load_precision(_names(request, cluster)[0])
+    precision = with_state_dtypes(load_precision(_names(request, cluster)[0]), request.state_dtypes)
     quantized_products(cluster.device, precision)  # raises where the device has none
     sizes = length, request.global_batch
     training = TrainingSpec(*sizes, precision, loss_chunks=request.loss_chunks or 1, optimizer=request.optimizer)

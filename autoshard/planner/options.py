@@ -35,6 +35,7 @@ from autoshard.spec.prediction import LOSS_SCALING_FACTOR
 from autoshard.spec.product_format import PRODUCT_FORMATS
 from autoshard.spec.sdk import NEWEST, NEWEST_WITH_NXD, release
 from autoshard.spec.stack import STACKS
+from autoshard.spec.state_dtypes import parse_state_dtypes, text_of
 from autoshard.spec.training import ADAMW, MUON, OPTIMIZERS, PRECISIONS
 
 MOST_NODES, MOST_SEQUENCES, MOST_TOKENS, MOST_LOSS_CHUNKS = 65_536, 1_048_576, 100_000_000, 4_096
@@ -73,6 +74,10 @@ def _dropout(value: Any) -> str:
 
 def _lora(value: Any) -> str:
     return text(str(value) if isinstance(value, int) else value)
+
+
+def _state_dtypes(value: Any) -> str:
+    return text_of(parse_state_dtypes(text(value)))
 
 
 def _recompute_set(value: Any) -> str:
@@ -183,6 +188,14 @@ WHAT = (
         "by commas: the fastest of them; auto: the fastest of mixed_precision and these formats, never bf16_sr or fp32 "
         "(default: mixed_precision)",
         "mixed_precision",
+    ),
+    Option(
+        "state_dtypes",
+        _state_dtypes,
+        "DTYPES",
+        "dtypes of gradients and moments beside FP32 master weights, with backend torch: some of "
+        "gradient_accumulation=bfloat16 (their sum over microbatches), gradient_reduce=bfloat16 (as they are sent), "
+        "moments=bfloat16, joined by commas (default: float32)",
     ),
     Option(
         "keep_bf16",

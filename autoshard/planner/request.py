@@ -45,6 +45,7 @@ class PlanRequest:
     seq_len: int | None = None
     global_batch: int = GLOBAL_BATCH
     precision: str = "mixed_precision"
+    state_dtypes: str | None = None
     keep_bf16: str | None = None
     expert_imbalance: float | str | None = None
     loss_chunks: int | None = None

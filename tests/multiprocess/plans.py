@@ -13,15 +13,18 @@ from autoshard.plans.plan import Plan, make_plan
 from autoshard.runtime.rehearse import local_cluster, telling_blocks
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.prediction import MultiTokenPrediction
+from autoshard.spec.state_dtypes import with_state_dtypes
 from autoshard.spec.training import ADAMW, MUON, Precision, TrainingSpec, load_precision
 from tests.cases import ALL
 from tests.multiprocess.models import MODELS
 
 FP64 = Precision("fp64", "float64", "float64", None, "float64", "float64", "float64")
+NARROW = "gradient_accumulation=bfloat16,gradient_reduce=bfloat16,moments=bfloat16"
 BF16 = (
     load_precision("mixed_precision"),
     load_precision("bf16_sr"),
-    Precision("FP32 sums, reduced in bf16", "bfloat16", "bfloat16", "float32", "float32", "float32", "bfloat16"),
+    with_state_dtypes(load_precision("mixed_precision"), "gradient_reduce=bfloat16"),
+    with_state_dtypes(load_precision("mixed_precision"), NARROW),
 )
 FP32 = Precision("fp32", "float32", "float32", None, "float32", "float32", "float32")
 

@@ -417,7 +417,7 @@ def test_options_of_plan() -> None:
     """The names that recipes, scripts and the issue rely on."""
     assert [option.flag for option in OPTIONS.values()] == [
         "--model", "--instance", "--nodes", "--lnc", "--hardware", "--sdk", "--seq-len", "--global-batch",
-        "--precision", "--keep-bf16", "--expert-imbalance", "--loss-chunks", "--mtp-num-layers",
+        "--precision", "--state-dtypes", "--keep-bf16", "--expert-imbalance", "--loss-chunks", "--mtp-num-layers",
         "--mtp-loss-scaling-factor", "--dropout", "--lora", "--optimizer", "--backend", "--device", "--stack",
         "--operators", "--objective", "--fit-probability", "--time-limit", "--search", "--cost-model", "--evaluations",
         "--price-per-node-hour", "--tokens", "--days",

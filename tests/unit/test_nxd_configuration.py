@@ -185,14 +185,3 @@ def test_what_nxd_would_get_wrong_is_refused(make: Any, text: str) -> None:
     with pytest.raises(AutoshardError) as error:
         nxd_repairs(make())
     assert str(error.value) == text
-
-
-def test_formats_that_nxd_has_not() -> None:
-    plan = plan_70b()
-    own = replace(PRECISIONS["mixed_precision"], name="moments in bf16", optimizer_dtype="bfloat16")
-    with pytest.raises(AutoshardError) as error:
-        nxd_repairs(replace(plan, training=TrainingSpec(8192, 1024, own)))
-    assert str(error.value) == (
-        "precision moments in bf16: NxD keeps masters, moments and sums of gradients in one format; here they are "
-        "float32, bfloat16 and float32"
-    )

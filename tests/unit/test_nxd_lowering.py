@@ -168,8 +168,8 @@ def test_validate_says_whether_nxd_can_execute_a_plan(tmp_path: Path, capsys: py
     write_plan(priced(plan_of(precision=wide, tp=2)), path)
     assert main(["validate", path]) == 2
     assert capsys.readouterr().err == (
-        "autoshard: error: precision wide sums: NxD keeps masters, moments and sums of gradients in one format; "
-        "here they are float32, float32 and float64\n"
+        f"autoshard: error: {path}: strategy: precision wide sums: NxD sums and sends gradients in one dtype, bfloat16 "
+        "or float32, not in float64 and float32; use backend torch\n"
     )
 
 

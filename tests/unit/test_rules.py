@@ -569,6 +569,23 @@ BROKEN: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         "loss_chunks=4: NxD computes the loss of all logits at once; use loss_chunks=1 or backend torch",
     ),
     (
+        {
+            "training": replace(
+                TRAINING, precision=replace(TRAINING.precision, name="a", gradient_reduce_dtype="bfloat16")
+            )
+        },
+        {},
+        (
+            "precision a: NxD sums and sends gradients in one dtype, bfloat16 or float32, not in float32 and bfloat16; "
+            "use backend torch"
+        ),
+    ),
+    (
+        {"training": replace(TRAINING, precision=replace(TRAINING.precision, name="b", optimizer_dtype="bfloat16"))},
+        {},
+        "precision b: moments of NxD are in float32, as its weights, not in bfloat16; use backend torch",
+    ),
+    (
         {"training": replace(TRAINING, optimizer="muon")},
         {},
         "backend=nxd has no optimizer=muon, which needs whole matrices; use backend torch",

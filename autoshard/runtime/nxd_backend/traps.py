@@ -63,18 +63,6 @@ def _truncated_batch(plan: Plan) -> None:
         )
 
 
-def _mixed_formats(plan: Plan) -> None:
-    """Refuses plans whose masters, moments and sums of gradients have several formats: NxD keeps them in one. [NxD
-    optimizer/zero_redundancy_optimizer.py: optimizer_dtype] Gradients are summed in that format or in the weights'."""
-    precision = plan.training.precision
-    master, sums = precision.kept_dtype, precision.gradient_accumulation_dtype
-    if precision.optimizer_dtype != master or sums not in (master, precision.parameter_dtype):
-        raise AutoshardError(
-            f"precision {precision.name}: NxD keeps masters, moments and sums of gradients in one format; here they "
-            f"are {master}, {precision.optimizer_dtype} and {sums}"
-        )
-
-
 def _stochastic_rounding(plan: Plan) -> None:
     name = plan.training.precision.name
     if name == "bf16_sr":
@@ -141,7 +129,6 @@ def _gradient_norm(plan: Plan) -> str | None:
 
 
 REFUSALS: tuple[Callable[[Plan], None], ...] = (
-    _mixed_formats,
     _context_parallel_gradients,
     _other_groups,
     _truncated_batch,

@@ -9,18 +9,23 @@ import torch
 from torch.optim.adamw import adamw  # the function: torch.optim.AdamW imports torch's compiler, which takes a second
 
 from autoshard.runtime.torch_backend.compiled import Compiler
+from autoshard.runtime.torch_backend.parts import parts
 
 
 class FusedAdamW:
-    """AdamW and its state for one shard, bit for bit that of torch.optim.AdamW(fused=True).
+    """AdamW and its state for one shard, bit for bit that of torch.optim.AdamW(fused=True) where all have one dtype.
 
+    moments_dtype: None for that of the weights. What has another dtype than they have is computed with in theirs, and
+    moments are rounded to the nearest.
     Neuron would leave the fused kernel to the host: there it is torch's plain functions, with nothing read back, as one
     graph where there is a compiler.
     """
 
-    def __init__(self, weights: torch.Tensor, compiler: Compiler | None = None):
+    def __init__(
+        self, weights: torch.Tensor, compiler: Compiler | None = None, moments_dtype: torch.dtype | None = None
+    ):
         self.weights = weights
-        self.first_moment, self.second_moment = torch.zeros_like(weights), torch.zeros_like(weights)
+        self.first_moment, self.second_moment = (torch.zeros_like(weights, dtype=moments_dtype) for _ in range(2))
         self._steps = torch.zeros((), dtype=torch.float32, device=weights.device)
         self._is_fused = weights.device.type != "neuron"
         self._compiler = None if self._is_fused else compiler
@@ -38,15 +43,17 @@ class FusedAdamW:
     ) -> None:
         """Updates the weights in place. gradient: of the shard, summed and clipped."""
         update = partial(_update, self._is_fused, betas, eps, weight_decay)
-        numbers = self.weights.numel(), self.weights.dtype, betas, eps, weight_decay
-        state = self.weights, gradient, self.first_moment, self.second_moment, self._steps
+        state = self.weights, gradient, self.first_moment, self.second_moment
         if self._compiler is None:
-            update(*state, learning_rate)
+            steps = self._steps.clone()
+            for weights, given, first, second in parts(*state):
+                update(weights, given, first, second, self._steps.copy_(steps), learning_rate)
             return
         if self._compiled is None:
+            numbers = self.weights.numel(), tuple(one.dtype for one in state), betas, eps, weight_decay
             self._compiled = self._compiler.function("AdamW", update, ("AdamW", *numbers))
         # a number would be a constant of the graph, and the next step's another graph
-        self._compiled(*state, torch.tensor(learning_rate, device=self.weights.device))
+        self._compiled(*state, self._steps, torch.tensor(learning_rate, device=self.weights.device))
 
 
 def _update(
@@ -61,11 +68,12 @@ def _update(
     steps: torch.Tensor,
     learning_rate: float | torch.Tensor,
 ) -> None:
+    first, second = first_moment.to(weights.dtype), second_moment.to(weights.dtype)
     adamw(
         [weights],
-        [gradient],
-        [first_moment],
-        [second_moment],
+        [gradient.to(weights.dtype)],
+        [first],
+        [second],
         [],
         [steps],
         fused=fused,
@@ -79,3 +87,6 @@ def _update(
         eps=eps,
         maximize=False,
     )
+    for kept, value in ((first_moment, first), (second_moment, second)):
+        if value is not kept:
+            kept.copy_(value)

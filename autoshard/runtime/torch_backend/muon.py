@@ -24,6 +24,7 @@ from autoshard.runtime.torch_backend.collectives import exchange
 from autoshard.runtime.torch_backend.groups import MeshGroups
 from autoshard.runtime.torch_backend.optimizer_settings import OptimizerSettings
 from autoshard.runtime.torch_backend.parameters import piece_of
+from autoshard.runtime.torch_backend.parts import parts
 
 MOMENTUM = 0.95
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -71,7 +72,8 @@ class Muon:
         settings: OptimizerSettings,
     ):
         self._weights, self._decay = weights, settings.weight_decay
-        self.momentum = {key: torch.zeros_like(shard) for key, shard in weights.items()}
+        dtype = settings.moments_dtype
+        self.momentum = {key: torch.zeros_like(shard, dtype=dtype) for key, shard in weights.items()}
         by_name = {tensor.name: program for program in programs for tensor in program.graph.parameters()}
         nothing = next(iter(weights.values())).new_empty(0, dtype=settings.orthogonal_dtype)
         self._exchanges = [_Exchange(one, by_name, published, mesh, groups, nothing) for one in found]
@@ -80,11 +82,21 @@ class Muon:
     def step(self, gradients: Mapping[BucketKey, torch.Tensor], learning_rate: float) -> None:
         """Updates the weights in place. gradients: of each bucket's shard, summed and clipped; they are overwritten."""
         for key, gradient in gradients.items():
-            momentum = self.momentum[key].lerp_(gradient, 1 - MOMENTUM)
-            gradient.lerp_(momentum, MOMENTUM)
+            for part in parts(gradient, self.momentum[key], self._weights[key]):
+                _nesterov(*part)
             self._weights[key].mul_(1 - learning_rate * self._decay)
         for one in self._exchanges:
             one.update(gradients, self._weights, learning_rate)
+
+
+def _nesterov(gradient: torch.Tensor, momentum: torch.Tensor, weights: torch.Tensor) -> None:
+    """Adds a gradient to the momentum, and becomes the update that looks ahead; both in the dtype of the weights."""
+    ahead, kept = gradient.to(weights.dtype), momentum.to(weights.dtype)
+    kept.lerp_(ahead, 1 - MOMENTUM)
+    ahead.lerp_(kept, MOMENTUM)
+    for place, value in ((momentum, kept), (gradient, ahead)):
+        if value is not place:
+            place.copy_(value)
 
 
 class _Own(NamedTuple):

@@ -96,7 +96,7 @@ class ShardedOptimizer:
         def update(bucket: Bucket | ShardedBucket) -> FusedAdamW | RoundedAdamW:
             weights = bucket.master.detach()
             if not settings.stochastic_rounding:
-                return FusedAdamW(weights, compiler)
+                return FusedAdamW(weights, compiler, settings.moments_dtype)
             return RoundedAdamW(weights, bucket.pieces(shapes), settings.seed, compiler)
 
         self._muon: Muon | None = None
@@ -132,7 +132,7 @@ class ShardedOptimizer:
         for bucket, shard, update in zip(self.buckets, shards, self._updates, strict=True):
             if not bucket.key.learned:
                 continue
-            gradient = shard.mul_(scale).to(bucket.master.dtype)
+            gradient = shard.mul_(scale)
             if update is None:
                 orthogonal[bucket.key] = gradient
                 continue

@@ -20,9 +20,9 @@ def unrounded(dtype: torch.dtype) -> torch.dtype:
 class OptimizerSettings:
     """How weights are updated.
 
-    gradient_dtype: of the sum over microbatches. reduce_dtype: of the sums over ranks; None: the same. zero: the stage
-    of ZeRO. stochastic_rounding: weights and moments are bf16 and rounded at random, as a function of the seed.
-    orthogonal_dtype: in which Muon orthogonalises matrices.
+    gradient_dtype: of the sum over microbatches. reduce_dtype: of the sums over ranks; None: the same. moments_dtype:
+    None: that of the masters. zero: the stage of ZeRO. stochastic_rounding: weights and moments are bf16 and rounded at
+    random, as a function of the seed. orthogonal_dtype: in which Muon orthogonalises matrices.
     """
 
     learning_rate: float
@@ -37,6 +37,7 @@ class OptimizerSettings:
     stochastic_rounding: bool = False
     seed: int = 0
     orthogonal_dtype: torch.dtype = torch.bfloat16
+    moments_dtype: torch.dtype | None = None
 
 
 def optimizer_settings(precision: Precision, learning_rate: float, zero: int, seed: int) -> OptimizerSettings:
@@ -50,4 +51,5 @@ def optimizer_settings(precision: Precision, learning_rate: float, zero: int, se
         stochastic_rounding=precision.rounds_at_random,
         seed=seed,
         orthogonal_dtype=DTYPES[precision.parameter_dtype],
+        moments_dtype=DTYPES[precision.optimizer_dtype],
     )

@@ -13,14 +13,12 @@ import torch
 from autoshard.runtime.torch_backend import devices
 from autoshard.runtime.torch_backend.compiled import Compiler
 from autoshard.runtime.torch_backend.halves import Halves
+from autoshard.runtime.torch_backend.parts import AT_ONCE
 from autoshard.runtime.torch_backend.stochastic_rounding import places, random_bits, random_key, rounded
 
-AT_ONCE = 2**22
-"""Elements that are updated together where nothing compiles the update: for a whole embedding its buffers would be more
-than a step's activations."""
 BUFFER_BYTES = 5 * 4 + 4 * 8
-"""For each of them: gradient, weight, both moments and denominator in FP32, and four numbers of 64 bits: its place and
-what makes random bits of that."""
+"""For each element that is updated at once, AT_ONCE at most: gradient, weight, both moments and denominator in FP32,
+and four numbers of 64 bits: its place and what makes random bits of that."""
 _KEPT = ("weight", "first moment", "second moment")
 """Tensors that are rounded, as their random numbers know them."""
 

@@ -161,7 +161,8 @@ class Checkpoints:
     def _save(self, steps: int, learning_rate: float, position: dict[str, Any]) -> None:
         session = self._session
         state = host_copy(session.optimizer.state(learned_only=self.base is not None))
-        dtype = DTYPE_NAMES[DTYPES[session.plan.training.precision.kept_dtype]]
+        precision = session.plan.training.precision
+        dtype, moments = (DTYPE_NAMES[DTYPES[one]] for one in (precision.kept_dtype, precision.optimizer_dtype))
         versions = {
             "autoshard": autoshard.__version__,
             "torch": str(torch.__version__),  # a class of torch's own, which is no plain text
@@ -181,6 +182,7 @@ class Checkpoints:
             (),
             base=self.base,
             optimizer=session.plan.training.optimizer,
+            moments_dtype="" if moments == dtype else moments,
         )
         plan = plan_to_json(session.plan) if session.rank == 0 else None
         self._writer = Writer(self._store, steps, session.rank, self._shards, state, plan)

@@ -80,9 +80,13 @@ def read_rank(
     reader = CheckpointReader(folder, manifest, names)
     dtypes = {name: dtype for dtype, name in DTYPE_NAMES.items()}
     found = []
-    for shard in shards:  # its parameters share a dtype
-        dtype = dtypes[reader.dtypes[shard.pieces[0].name] if shard.pieces else manifest.dtype]
-        found.append(tuple(torch.zeros(shard.elements, dtype=dtype) for _ in quantities_of(shard.moments)))
+    for shard in shards:  # its parameters share their dtypes; one of padding alone may have any
+        name = shard.pieces[0].name if shard.pieces else None
+        stored = [
+            manifest.dtype if name is None else reader.dtype_of(quantity, name)
+            for quantity in quantities_of(shard.moments)
+        ]
+        found.append(tuple(torch.zeros(shard.elements, dtype=dtypes[one]) for one in stored))
     read = [(shard, values) for shard, is_own, values in zip(shards, own, found, strict=True) if is_own]
     taken = 0 if beside is None else _fill(beside, [one for one in read if not one[0].learned])
     taken += reader.fill_all(

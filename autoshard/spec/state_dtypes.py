@@ -1,0 +1,61 @@
+"""Dtypes of gradients and moments in place of those that a precision has."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from autoshard.errors import AutoshardError
+from autoshard.files.fields import show
+from autoshard.spec.training import PRECISIONS, Precision
+
+FIELDS = {
+    "gradient_accumulation": "gradient_accumulation_dtype",
+    "gradient_reduce": "gradient_reduce_dtype",
+    "moments": "optimizer_dtype",
+}
+"""As a text names them -> fields of Precision."""
+STATE_DTYPES = ("float32", "bfloat16")
+
+
+def parse_state_dtypes(text: str) -> dict[str, str]:
+    """'gradient_reduce=bfloat16,moments=bfloat16' as a dict, in the order of FIELDS. Raises AutoshardError for anything
+    else."""
+    pairs = [part.partition("=") for part in text.split(",")]
+    found = {name.strip(): dtype.strip() for name, _, dtype in pairs}
+    if len(found) < len(pairs) or not found.keys() <= FIELDS.keys() or not set(found.values()) <= {*STATE_DTYPES}:
+        some = ", ".join(f"{name}={STATE_DTYPES[-1]}" for name in FIELDS)
+        raise AutoshardError(
+            f"state_dtypes={show(text)} must be some of {some} joined by commas; the dtypes are "
+            f"{' and '.join(STATE_DTYPES)}"
+        )
+    return {name: found[name] for name in FIELDS if name in found}
+
+
+def text_of(dtypes: dict[str, str]) -> str:
+    """The text that `parse_state_dtypes` reads."""
+    return ",".join(f"{name}={dtype}" for name, dtype in dtypes.items())
+
+
+def takes_state_dtypes(precision: Precision) -> bool:
+    """Whether gradients and moments may have dtypes of their own: where the optimizer keeps its own copy of weights."""
+    return precision.master_dtype is not None
+
+
+def with_state_dtypes(precision: Precision, text: str | None) -> Precision:
+    """The precision with these dtypes, named after what differs. text: as `parse_state_dtypes` reads it; None changes
+    nothing. Raises AutoshardError for a precision whose dtypes are all one."""
+    if text is None:
+        return precision
+    if not takes_state_dtypes(precision):
+        have = [name for name, one in PRECISIONS.items() if takes_state_dtypes(one)]
+        raise AutoshardError(
+            f"state_dtypes={text}: precision {precision.name} keeps all in {precision.kept_dtype}; "
+            f"{', '.join(have)} take others"
+        )
+    asked = parse_state_dtypes(text)
+    apart = {name: dtype for name, dtype in asked.items() if dtype != getattr(precision, FIELDS[name])}
+    if not apart:
+        return precision
+    fields: dict[str, Any] = {FIELDS[name]: dtype for name, dtype in apart.items()}
+    return replace(precision, name=f"{precision.name} with {text_of(apart)}", **fields)
