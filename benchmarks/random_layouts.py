@@ -7,8 +7,9 @@
 
 Small models of every family train two steps in FP64 by 2, 4 or 8 processes; losses, gradients, parameters and the
 collectives executed are compared. Audits have four blocks of any built-in model at full width on one or two instances,
-in mixed precision, bf16_sr or FP32. One in four is updated by Muon. What differs is printed with its layout. The exit
-code is 1 where a layout does not train like one process, or holds more than planned, by more than an audit allows.
+in mixed precision, with any dtypes of gradients and moments, bf16_sr or FP32. One in four is updated by Muon. What
+differs is printed with its layout. The exit code is 1 where a layout does not train like one process, or holds more
+than planned, by more than an audit allows.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from autoshard.plans.validate import plan_from_dict
 from autoshard.runtime.rehearse import local_cluster, telling_blocks
 from autoshard.spec.cluster import Cluster, load_cluster
 from autoshard.spec.model import ModelSpec
+from autoshard.spec.state_dtypes import FIELDS, STATE_DTYPES, takes_state_dtypes, with_state_dtypes
 from autoshard.spec.training import ADAMW, MUON, Precision, TrainingSpec, load_precision
 from benchmarks.planned_parity import right
 from tests.multiprocess.models import MODELS
@@ -161,6 +163,9 @@ def _of_few_blocks() -> Mapping[str, ModelSpec]:
 def audited(draw: Random) -> Iterator[tuple[str, Plan, str]]:
     """Yields (model, plan, what differs from the plan or '') of one layout."""
     precision = load_precision(draw.choice(("mixed_precision", "bf16_sr", "fp32")))
+    if takes_state_dtypes(precision):
+        apart = [f"{name}={draw.choice(STATE_DTYPES)}" for name in FIELDS]
+        precision = with_state_dtypes(precision, ",".join(apart))
     cluster = load_cluster(draw.choice(INSTANCES), draw.choice((1, 2)))
     name, plan = legal(draw, _of_few_blocks(), cluster, draw.choice(LENGTHS), precision)
     words, orders = [], held_orders(plan)

@@ -65,6 +65,7 @@ OPTIONS: dict[str, tuple[float, Sequence[Any]]] = {
     "expert-imbalance": (0.05, (1.2, 2)),
     "mtp-num-layers": (0.05, (1,)),
     "optimizer": (0.15, ("muon",)),
+    "state-dtypes": (0.1, ("gradient_reduce=bfloat16", "gradient_accumulation=bfloat16,moments=bfloat16")),
     "dropout": (0.05, ("0.1", "residual=0.1")),
     "fit-probability": (0.05, (0.5, 0.99)),
     "keep-bf16": (0.05, ("attention", "first=1")),

@@ -283,7 +283,8 @@ def _update_bytes(plan: Plan, programs: list[Program], tied: frozenset[str], ind
             largest = max(largest, BUFFER_BYTES * min(AT_ONCE, max((run.elements for run in runs), default=0)))
     for one in exchanges(programs, plan.mesh, tied, zero):
         largest = max(largest, _elements_of_a_round(plan, one, index) * parameter_bytes)
-    return max(summing, summed + largest, gradient_bytes * _largest_tied(plan, programs, tied))
+    tied_bytes = (1 + converts) * gradient_bytes * _largest_tied(plan, programs, tied)
+    return max(summing, summed + largest, tied_bytes)
 
 
 def _widened_bytes(precision: Precision, sends: bool) -> int:

@@ -11,6 +11,7 @@ from autoshard.files.fields import show
 from autoshard.graph.recompute import FULL_RECOMPUTE
 from autoshard.interop.deepspeed import AUTO, NO_DEVICE, NO_LENGTH, NO_RECOMPUTE, OFFLOADED, STAGES
 from autoshard.interop.torchtitan import CONTEXT_PARALLEL, NOTES
+from autoshard.interop.written_dtypes import HALVES, SENT, state_dtypes_option
 from autoshard.interop.written_layout import A_NODE, MISSING, NO_COPIES, WrittenLayout
 from autoshard.interop.yaml_values import Values
 
@@ -85,6 +86,8 @@ def accelerate_layout(data: Mapping[str, Any]) -> WrittenLayout:
     if precision not in PRECISIONS:
         raise AutoshardError(f"mixed_precision is {show(written)}; it must be one of {', '.join(PRECISIONS)}")
     options["precision"] = PRECISIONS[precision]
+    if kind == FSDP and precision in HALVES:
+        options |= state_dtypes_option(SENT)  # [utils/dataclasses.py FullyShardedDataParallelPlugin]
     notes = (*(("mixed_precision=fp16 is priced as bf16",) if precision == "fp16" else ()), NO_LENGTH)
     notes += () if "recompute" in options else (NO_RECOMPUTE,)
     warnings = tuple(_warnings(values))

@@ -122,8 +122,8 @@ def axolotl_layout(data: Mapping[str, Any], folder: str) -> WrittenLayout:
     notes += unlike
     shards = Sharded({}, {}, ())
     if is_fsdp(values):
-        shards = sharded_by_fsdp(values)
-        options |= (sizes := _replicas(values, degrees)).options
+        shards = sharded_by_fsdp(values, options["precision"])
+        options |= shards.options | (sizes := _replicas(values, degrees)).options
         fields |= {**shards.fields, **sizes.fields}
     elif (ranks := values.whole(SHARDS) or 1) > 1:
         raise AutoshardError(f"{SHARDS}={ranks} needs fsdp_config; 1 works without it")

@@ -11,6 +11,7 @@ from autoshard.files.fields import show
 from autoshard.files.json_file import parse_json
 from autoshard.files.text_file import printable, read_text
 from autoshard.interop.script_files import MOST_BYTES, named_file
+from autoshard.interop.written_dtypes import MOMENTS, SENT, SUMMED, is_half, state_dtypes_option
 from autoshard.interop.written_layout import AS_ADAMW, MISSING, NO_COPIES, WrittenLayout
 from autoshard.interop.written_optimizer import IN_PARTS, ON_ONE, is_muon, named, optimizer_option
 from autoshard.interop.yaml_values import Values
@@ -28,6 +29,8 @@ AUTO = "auto"
 STAGES = (0, 1, 2, 3)
 BF16, OLDER_BF16, FP16 = "bf16", "bfloat16", "fp16"
 """Sections of formats. DeepSpeed reads the second one where the first is not there [runtime/precision_config.py]."""
+SENDS, SUMS = "communication_data_type", "data_types.grad_accum_dtype"
+WEIGHTS_IN_BF16, STATES_IN_BF16 = "bf16_master_weights_and_grads", "bf16_optimizer_states"
 OPTIMIZER, ADAM = "optimizer.type", ("adam", "adamw")
 WHOLE = "{said} with ZeRO-3: gradients and momentum go whole to all ranks there; priced with a share of each"
 """The warning on Muon that takes no reduce-scatter [runtime/zero/stage3.py _apply_distributed_muon_update]."""
@@ -39,7 +42,7 @@ NO_RECOMPUTE = "the file does not say what runs again in backward: nothing where
 NO_EFFECT = re.compile(
     r"""(steps_per_print|wall_clock_breakdown|gradient_clipping|prescale_gradients|gradient_predivide_factor|dump_state
         |zero_allow_untested_optimizer|zero_force_ds_cpu_optimizer|memory_breakdown|sparse_gradients
-        |communication_data_type|checkpoint|scheduler|tensorboard|wandb|comet|csv_monitor|flops_profiler|comms_logger
+        |checkpoint|scheduler|tensorboard|wandb|comet|csv_monitor|flops_profiler|comms_logger
         |data_efficiency|elasticity|autotuning|optimizer|fp16|bf16|bfloat16)(\..*)?
     |zero_optimization\.(overlap_comm|contiguous_gradients|reduce_scatter|allgather_partitions|round_robin_gradients
         |sub_group_size|\w+_bucket_size|stage3_\w+|ignore_unused_parameters|load_from_fp32_weights|memory_efficient_linear
@@ -76,6 +79,8 @@ def deepspeed_layout(data: Mapping[str, Any]) -> WrittenLayout:
             options["dp"] = _replicas(batch, micro, runs)
     options["precision"], notes = _precision(values)
     options |= optimizer_option(values.get(OPTIMIZER))
+    if options["precision"] != "fp32":
+        options |= _state_dtypes(values)
     warnings = tuple(_warnings(values, tp))
     left_out = values.left_out()
     return WrittenLayout(
@@ -156,12 +161,22 @@ def _precision(values: Values) -> tuple[str, tuple[str, ...]]:
     return "fp32", (f"neither {BF16}.enabled nor {FP16}.enabled: DeepSpeed computes in fp32",)
 
 
+def _state_dtypes(values: Values) -> dict[str, Any]:
+    """The option on gradients and moments in 16 bits: gradients are sent and summed in those of the weights unless a
+    field says float32 [runtime/engine.py communication_data_type, get_data_types]."""
+    narrow = {SENT: values.get(SENDS), SUMMED: values.get(SUMS)}
+    gradients = [name for name, dtype in narrow.items() if dtype is None or is_half(dtype)]
+    return state_dtypes_option(*gradients, *([MOMENTS] if values.flag(f"{BF16}.{STATES_IN_BF16}") else []))
+
+
 def _warnings(values: Values, tp: int) -> Iterator[str]:
     """Sentences about fields that change a step and are not in the price. tp: ranks that cut matrices."""
     for key, what in OFFLOADED.items() if isinstance(values.peek(ZERO), Mapping) else ():
         if values.get(f"{ZERO}.{key}") is not None and values.get(f"{ZERO}.{key}.device") not in NO_DEVICE:
             device = show(values.get(f"{ZERO}.{key}.device"))
             yield f"{ZERO}.{key}.device={device}: priced with {what} on the devices, {NO_COPIES}"
+    if values.flag(f"{BF16}.{WEIGHTS_IN_BF16}"):
+        yield f"{BF16}.{WEIGHTS_IN_BF16}=True: priced with float32 master weights"
     optimizer = values.get(OPTIMIZER)
     if is_muon(optimizer):
         if tp > 1:

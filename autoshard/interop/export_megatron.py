@@ -8,12 +8,22 @@ from math import ceil, gcd
 from autoshard.graph.orthogonal import NEWTON_SCHULZ_STEPS
 from autoshard.graph.recompute import COMMON_SETS
 from autoshard.interop.exported import IN_TURNS, Exported, common_left_out, title, written_schedule
-from autoshard.interop.megatron import MUON_MODE, MUON_STEPS, TP_PP_DP, llama3_scaling
+from autoshard.interop.megatron import (
+    AWARE,
+    MOMENTS_DTYPES,
+    MUON_MODE,
+    MUON_STEPS,
+    REDUCE_IN_BF16,
+    TP_PP_DP,
+    llama3_scaling,
+)
+from autoshard.interop.written_dtypes import GRADIENTS, MOMENTS, SENT
 from autoshard.interop.written_model import property_of
 from autoshard.layout.mesh import AXIS_ORDER
 from autoshard.plans.plan import Plan
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.model_types import RMS_NORM
+from autoshard.spec.state_dtypes import apart_from_masters
 from autoshard.spec.training import MUON
 
 SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
@@ -125,6 +135,7 @@ def _layout(plan: Plan) -> Iterator[str]:
     if has_muon:
         mode = f" --{MUON_MODE} distributed" if strategy.tp > 1 else ""
         yield f"--optimizer {MUON} --{MUON_STEPS} {NEWTON_SCHULZ_STEPS}{mode}"
+    yield from _state_dtypes(plan)
     yield f"--attention-backend {'flash' if strategy.attention_kernel == 'flash' else 'unfused'}"
     match strategy.uniform_recompute:
         case "none":
@@ -192,9 +203,26 @@ def _of_muon(plan: Plan) -> Iterator[str]:
         yield f"dp_replicate={strategy.dp_replicate}: Megatron's Muon has one group of shards, over all of dp"
 
 
+def _said_dtypes(plan: Plan) -> set[str]:
+    """The dtypes of gradients and moments, by FIELDS of spec/state_dtypes.py, that Megatron has flags for: gradients
+    have one, and moments have theirs with shards alone."""
+    apart = apart_from_masters(plan.training.precision)
+    gradients = {*GRADIENTS} if {*GRADIENTS} <= apart.keys() else set[str]()
+    return gradients | ({MOMENTS} & apart.keys() if plan.strategy.zero else set())
+
+
+def _state_dtypes(plan: Plan) -> Iterator[str]:
+    said = _said_dtypes(plan)
+    if SENT in said:
+        yield f"--{REDUCE_IN_BF16}"
+    if MOMENTS in said:
+        yield f"--{AWARE} " + " ".join(f"--{flag} bf16" for flag in MOMENTS_DTYPES)
+
+
 def _left_out(plan: Plan) -> tuple[str, ...]:
     strategy, model = plan.strategy, plan.model
-    left_out = [*common_left_out(plan, says_dropout=True, says_muon=True), *_of_muon(plan)]
+    common = common_left_out(plan, says_dropout=True, says_muon=True, says_dtypes=_said_dtypes(plan))
+    left_out = [*common, *_of_muon(plan)]
     if model.dropout.embedding != model.dropout.residual:
         written = f"--hidden-dropout is of both; residual={model.dropout.residual:g} is written"
         left_out.append(f"dropout embedding={model.dropout.embedding:g}: Megatron's {written}")

@@ -11,10 +11,13 @@ from autoshard.backends.rules import Problem, all_broken
 from autoshard.errors import AutoshardError
 from autoshard.graph.recompute import FULL_RECOMPUTE, NO_RECOMPUTE, members
 from autoshard.interop.exported import IN_TURNS, Exported, common_left_out, title, written_schedule
-from autoshard.interop.nxdt import MODEL_TYPES, RECOMPUTED, WRITTEN_OUT, recomputed_by, run_by
+from autoshard.interop.nxdt import MANUAL, MODEL_TYPES, RECOMPUTED, WRITTEN_OUT, recomputed_by, run_by
+from autoshard.interop.written_dtypes import GRADIENTS
 from autoshard.plans.plan import Plan
 from autoshard.plans.prices import is_cheap, unrounded
 from autoshard.spec.model import ModelSpec
+from autoshard.spec.state_dtypes import with_state_dtypes
+from autoshard.spec.training import Precision, load_precision
 from autoshard.units import format_bytes
 
 NAMES = {model_type: name for name, types in MODEL_TYPES.items() for model_type in types}
@@ -30,15 +33,16 @@ def nxdt_yaml(plan: Plan) -> Exported:
     """
     import yaml
 
-    model, precision = plan.model, plan.training.precision.name
+    model, precision = plan.model, _type(plan.training.precision)
     if model.model_type not in NAMES:
         raise AutoshardError(
             f"model_type={model.model_type} of {model.name} has no NxD Training model that a plan can be written for; "
             f"{', '.join(NAMES)} have one"
         )
-    if precision not in PRECISION_TYPES:
+    if precision is None:
         raise AutoshardError(
-            f"precision {precision} is unknown to NxD Training; {', '.join(PRECISION_TYPES)} are known"
+            f"precision {plan.training.precision.name} is unknown to NxD Training; {', '.join(PRECISION_TYPES)} are "
+            "known"
         )
     values = {
         "name": NAMES[model.model_type],
@@ -167,17 +171,26 @@ def _precision(plan: Plan) -> dict[str, Any]:
 
     [NxDT examples/training_orchestrator.py]
     """
-    name = plan.training.precision.name
-    mixed, rounded = name == "mixed_precision", name == "bf16_sr"
+    precision = plan.training.precision
+    name, mixed, rounded = precision.name, precision.master_dtype is not None, precision.rounds_at_random
     return {
-        "type": PRECISION_TYPES[name],
+        "type": _type(precision),
         "master_weights": mixed,
-        "fp32_grad_acc": mixed,
+        "fp32_grad_acc": mixed and precision.sums_apart,
         "xla_use_bf16": "1" if rounded else "0",
         "xla_downcast_bf16": "1" if mixed else "0",
         "neuron_rt_stochastic_rounding_en": "1" if rounded else "0",
         "parallel_layers_reduce_dtype": "fp32" if name == "fp32" else "bf16",
     }
+
+
+def _type(precision: Precision) -> str | None:
+    """NxD Training's type of a precision: manual, whose fields say it, where gradients are in bf16 beside FP32 masters;
+    None for one that it has not."""
+    mixed = load_precision("mixed_precision")
+    if precision == with_state_dtypes(mixed, ",".join(f"{name}=bfloat16" for name in GRADIENTS)):
+        return MANUAL
+    return PRECISION_TYPES.get(precision.name)
 
 
 def _other_model(model: ModelSpec, sequence_length: int) -> Iterator[str]:
@@ -199,7 +212,7 @@ def _other_model(model: ModelSpec, sequence_length: int) -> Iterator[str]:
 
 
 def _left_out(plan: Plan) -> tuple[str, ...]:
-    strategy, left_out = plan.strategy, list(common_left_out(plan))
+    strategy, left_out = plan.strategy, list(common_left_out(plan, says_dtypes=GRADIENTS))
     left_out.append(
         f"model.model_config={MODEL_CONFIG}: NxD Training reads the model's other sizes from the file named there"
     )

@@ -3,13 +3,14 @@ frameworks' configurations has a word for."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from autoshard.interop.written_model import FORMS
 from autoshard.plans.plan import Plan, operator_choices
 from autoshard.schedules import SCHEDULES, usual_schedule
 from autoshard.spec.model_types import TRACED
+from autoshard.spec.state_dtypes import apart_from_masters, text_of
 from autoshard.spec.training import MUON
 
 IN_TURNS = {"1f1b": "1f1b", "interleaved": "interleaved"}
@@ -52,11 +53,14 @@ def written_schedule(plan: Plan, known: Mapping[str, str]) -> tuple[str, tuple[s
     return known[other], (f"schedule={strategy.schedule}: written as {known[other]}{refused}",)
 
 
-def common_left_out(plan: Plan, says_dropout: bool = False, says_muon: bool = False) -> tuple[str, ...]:
+def common_left_out(
+    plan: Plan, says_dropout: bool = False, says_muon: bool = False, says_dtypes: Collection[str] = ()
+) -> tuple[str, ...]:
     """Sentences about the parts of a plan that no other framework's configuration says: dropout, adapters, Muon, a loss
     in chunks, blocks that are not Llama's or another common family's, and choices by operator.
 
     says_dropout: whether the configuration says how much is dropped. says_muon: whether it says that Muon trains.
+    says_dtypes: of gradients and moments, by FIELDS of spec/state_dtypes.py, those whose dtype it says.
     """
     dropout, model_type = plan.model.dropout, plan.model.model_type
     drops: tuple[str, ...] = ()
@@ -67,6 +71,10 @@ def common_left_out(plan: Plan, says_dropout: bool = False, says_muon: bool = Fa
         drops += (f"lora {plan.model.lora}: the file trains all weights, which takes more memory",)
     if plan.training.optimizer == MUON and not says_muon:
         drops += (f"optimizer={MUON}: the file trains by AdamW, which has two moments and takes more memory",)
+    apart = {name: of for name, of in apart_from_masters(plan.training.precision).items() if name not in says_dtypes}
+    if apart:
+        wide = plan.training.precision.kept_dtype
+        drops += (f"state_dtypes={text_of(apart)}: in {wide} by this file, which takes more memory or sends more",)
     if plan.training.loss_chunks > 1:
         drops += (f"loss_chunks={plan.training.loss_chunks}: all logits are there at once, which takes more memory",)
     if model_type not in (*FORMS, "phi3", TRACED):  # Phi-3 is a Llama

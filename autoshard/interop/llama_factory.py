@@ -102,7 +102,7 @@ def llama_factory_layout(data: Mapping[str, Any], folder: str) -> WrittenLayout:
     if values.get(DEEPSPEED):
         shards = sharded_by_deepspeed(DEEPSPEED, values, half, folder)
     elif is_fsdp(values):
-        shards = sharded_by_fsdp(values)
+        shards = sharded_by_fsdp(values, options["precision"])
     options |= shards.options
     fields |= shards.fields
     model, known = named_model(values, MODEL)

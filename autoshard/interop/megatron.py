@@ -13,6 +13,7 @@ from autoshard.errors import AutoshardError
 from autoshard.graph.recompute import ATTENTION_UP, FULL_RECOMPUTE, NO_RECOMPUTE, SELECTED, SELECTIVE, canonical
 from autoshard.interop.launch_script import NOWHERE, Place, read_script, told_of, warned_of
 from autoshard.interop.megatron_stages import LAYOUT, STAGE_FLAGS, layout_warning, uneven_stages, virtual_stages
+from autoshard.interop.written_dtypes import GRADIENTS, MOMENTS, is_half, state_dtypes_option
 from autoshard.interop.written_layout import AS_ADAMW, LORA, MISSING, WrittenLayout, number, whole_number
 from autoshard.interop.written_model import SAME_PRICE, WrittenModel, guessed_vocabulary
 from autoshard.interop.written_optimizer import IN_PARTS, ON_EACH, ON_ONE, is_muon, optimizer_option, steps_warning
@@ -211,7 +212,7 @@ def layout_of(
         options["axis_order"] = TP_PP_DP
     is_half = bool(flags.keys() & {"bf16", "fp16"})
     options["precision"] = "mixed_precision" if is_half else "fp32"
-    options |= optimizer_option(flags.get("optimizer"))
+    options |= optimizer_option(flags.get("optimizer")) | _state_dtypes(flags)
     notes: tuple[str, ...] = () if is_half else ("neither --bf16 nor --fp16: Megatron computes in fp32",)
     if "fp16" in flags:
         notes += ("--fp16 is priced as bf16",)
@@ -296,6 +297,30 @@ def _products(flags: dict[str, str]) -> dict[str, str]:
     """The precision here, by what the flags say of products in fewer bits than 16."""
     names = {"fp8-format": FP8_RECIPES.get(flags.get("fp8-recipe", ""), "fp8"), "fp4-format": "nvfp4"}
     return {f"--{flag} {flags[flag]}": name for flag, name in names.items() if flag in flags}
+
+
+def _state_dtypes(flags: dict[str, str]) -> dict[str, Any]:
+    """The option on gradients and moments in 16 bits. With --fp16 gradients are, unless a flag says otherwise; with
+    --bf16 they are FP32 [training/arguments.py validate_args]. Moments are where both have as many bits."""
+    is_aware, wide_sums = AWARE in flags, "accumulate-allreduce-grads-in-fp32" in flags
+    narrow_sums = REDUCE_IN_BF16 in flags or (is_aware and is_half(flags.get(MAIN_GRADS)))
+    of_fp16 = "fp16" in flags and not wide_sums
+    gradients = GRADIENTS if ("bf16" in flags and narrow_sums) or of_fp16 else ()
+    moments = (MOMENTS,) if is_aware and all(is_half(flags.get(flag)) for flag in MOMENTS_DTYPES) else ()
+    return state_dtypes_option(*gradients, *moments)
+
+
+def _of_state_dtypes(flags: dict[str, str]) -> Iterator[str]:
+    """Sentences on dtypes of the optimizer's state that are not in the price."""
+    if AWARE not in flags:
+        return
+    if is_half(flags.get(MAIN_PARAMETERS)):
+        yield f"--{MAIN_PARAMETERS} {flags[MAIN_PARAMETERS]}: priced with float32 master weights"
+    moments = [flags.get(flag, "fp32") for flag in MOMENTS_DTYPES]
+    if len(set(moments)) > 1 or "fp8" in moments:
+        said = " ".join(f"--{flag} {flags[flag]}" for flag in MOMENTS_DTYPES if flag in flags)
+        priced = "bfloat16" if all(map(is_half, moments)) else "float32"
+        yield f"{said}: priced with both moments in {priced}"
 
 
 def _wide_blocks(flags: dict[str, str]) -> dict[str, str]:
@@ -494,6 +519,7 @@ def _warnings(flags: dict[str, str], options: dict[str, Any]) -> Iterator[str]:
         yield from _of_muon(flags, options["tp"])
     elif optimizer != "adam":
         yield AS_ADAMW.format(said=f"--optimizer {optimizer}")
+    yield from _of_state_dtypes(flags)
     for said in _other_graphs(flags):
         yield f"{said}: no family of models here has it, and it is not in the price"
 
@@ -539,6 +565,10 @@ NO_EFFECT = re.compile(
 """Flags that leave the work of a step as it is, and those that a warning speaks of."""
 SHARDED_MUON = "dist_muon"
 """The older name of Muon with --use-distributed-optimizer [Megatron-LM training/arguments.py validate_args]."""
+REDUCE_IN_BF16, AWARE = "grad-reduce-in-bf16", "use-precision-aware-optimizer"
+MAIN_GRADS, MAIN_PARAMETERS = "main-grads-dtype", "main-params-dtype"
+MOMENTS_DTYPES = ("exp-avg-dtype", "exp-avg-sq-dtype")
+"""Flags on the dtypes of gradients, master weights and moments; those of the state are read with AWARE alone."""
 EXPERT_RANKS = "expert-tensor-parallel-size"
 """Ranks that cut an expert; those of tensor parallelism where it is left out."""
 INSTANCES = "num-distributed-optimizer-instances"
@@ -560,6 +590,7 @@ READ = (
     *(DEEPSPEED_ZERO, DEEPSPEED_RECOMPUTE, LATENT, FREQUENCY, WINDOW, AROUND_ZERO, *OF_ITS_EXPERTS, CUT_EXPERTS),
     *("nproc-per-node", GROUPED, WIDE_ENDS, *WIDE_BLOCKS.values()),
     *("mtp-num-layers", "mtp-loss-scaling-factor"),
+    *(REDUCE_IN_BF16, AWARE, MAIN_GRADS, MAIN_PARAMETERS, *MOMENTS_DTYPES),
 )
 """Flags that say something about the layout, or about the model that it is found by."""
 MOST_FLAGS = ("num-layers", "hidden-size", "num-attention-heads")

@@ -17,6 +17,7 @@ from autoshard.interop import megatron
 from autoshard.interop.megatron_stages import EMBEDDING, FIRST, LAST, LOSS, VIRTUAL
 from autoshard.interop.nemo_neuron import NO_EFFECT as OF_NEURON
 from autoshard.interop.nemo_neuron import is_for_neuron, on_neuron
+from autoshard.interop.written_dtypes import SENT, is_half, state_dtypes_option
 from autoshard.interop.written_layout import MISSING, WrittenLayout, WrittenLora
 from autoshard.interop.written_lora import Fields, read_lora
 from autoshard.interop.written_model import WrittenModel
@@ -142,8 +143,8 @@ FOLLOWS = ("model.transformer_engine", "model.use_flash_attention", "model.apply
 """Fields that follow from the rest of a layout, or say nothing without another."""
 PARTS = ("model.fsdp", "model.fp8", "model.cpu_offloading")
 """Switches: fields that begin with their name say nothing where they are off."""
-USUAL = {"model.optim.grad_sync_dtype": ("fp32", 32), "model.fsdp_grad_reduce_dtype": ("fp32", 32)}
-"""Field -> values that say what is priced."""
+SENDS, FSDP_SENDS = "model.optim.grad_sync_dtype", "model.fsdp_grad_reduce_dtype"
+"""The dtype of gradients, and in which FSDP sends them; FP32 where they are not there."""
 NO_EFFECT = re.compile(
     r"""(?!model\.).*
     |model\.(seed|name|target|nemo_version|precision|mcore_gpt|(restore|resume)_from_\w+|init_method_std|\w+_init_method
@@ -203,6 +204,8 @@ def nemo_layout(data: Mapping[str, Any], environment: Mapping[str, str] = Mappin
     warnings = (*map(told, written.warnings), *_warnings(values, flags, other_graph, neuron is not None))
     notes = (*map(told, written.notes), *_notes(values))
     options = written.options
+    if is_half(values.get(FSDP_SENDS)) and values.flag(FSDP) and _half(values):
+        options = {**options, **state_dtypes_option(SENT)}
     if neuron is not None:
         options, notes, warnings = {**options, **neuron.options}, (*notes, *neuron.notes), (*warnings, *neuron.warnings)
     left_out = values.left_out()
@@ -279,6 +282,8 @@ def _flags(values: Values, lora: WrittenLora | None) -> dict[str, str]:
     flags |= _recompute(values) | _shards(values)
     if half := _half(values):
         flags[half] = ""
+    if is_half(values.get(SENDS)):
+        flags[megatron.REDUCE_IN_BF16] = ""
     if values.flag("model.fp8"):
         flags["fp8-format"] = _fp8_format(values)
     return flags
@@ -424,8 +429,7 @@ def _not_priced(values: Values, left_out: tuple[str, ...]) -> Iterator[str]:
         own = path.removeprefix("model.").removeprefix("optim.") in OF_NEURON
         if own or NO_EFFECT.fullmatch(path) or any(path.startswith(f"{part}_") for part in off):
             continue
-        value = values.peek(path)
-        if value and value not in USUAL.get(path, ()):
+        if values.peek(path):
             yield path
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from autoshard.errors import AutoshardError
 from autoshard.interop import megatron
 from autoshard.interop.nxdt import instance_of
+from autoshard.interop.written_dtypes import GRADIENTS, state_dtypes_option
 from autoshard.interop.yaml_values import Values
 
 ALL_HALF, HALF = "XLA_USE_BF16", "XLA_DOWNCAST_BF16"
@@ -75,9 +76,10 @@ def on_neuron(values: Values, environment: Mapping[str, str], optimizer: str) ->
     if values.flag(ZERO):
         flags["use-distributed-optimizer"] = ""
     precision, notes = _precision(values, environment, optimizer)
+    narrow = GRADIENTS if precision == "mixed_precision" and _sums_in_half(values) else ()
     if precision != "fp32":
         flags["bf16"] = ""
-    options: dict[str, Any] = {"precision": precision}
+    options: dict[str, Any] = {"precision": precision, **state_dtypes_option(*narrow)}
     devices = values.get("trainer.devices")
     if isinstance(devices, int) and not isinstance(devices, bool) and devices > 0:
         options["instance"] = instance_of(devices, None)
@@ -89,15 +91,12 @@ def _precision(values: Values, environment: Mapping[str, str], optimizer: str) -
     """(the precision here, notes)."""
     zero, masters, wide = values.flag(ZERO), values.flag(MASTERS), values.flag("model.megatron_amp_O2")
     has_masters = wide or (zero and masters)
-    sums = values.get(SUMS)
     if environment.get(ALL_HALF) == "1":
         return "bf16_sr", ()
     if has_masters or optimizer == WIDE_OPTIMIZER:
         notes: tuple[str, ...] = ()
         if not has_masters:
             notes += (f"model.optim.name={optimizer}: moments in float32 are priced with float32 master weights too",)
-        elif not wide and sums is not True:
-            notes += (f"{SUMS} is not True: gradients are summed in bfloat16 there, and priced in float32",)
         return "mixed_precision", notes
     if environment.get(HALF) == "1":
         return "bf16_sr", ()
@@ -105,6 +104,12 @@ def _precision(values: Values, environment: Mapping[str, str], optimizer: str) -
         return "fp32", ()
     told = f"{ALL_HALF} and {HALF} of the environment say the precision"
     return "bf16_sr", (f"{told}: read as bf16_sr, which train_setup.sh asks for; --precision says another",)
+
+
+def _sums_in_half(values: Values) -> bool:
+    """Whether gradients are summed in bfloat16 beside master weights: where nothing asks for FP32."""
+    is_wide = values.flag("model.megatron_amp_O2") or values.get(SUMS) is True
+    return bool(values.flag(ZERO) and values.flag(MASTERS)) and not is_wide
 
 
 def _warnings(values: Values) -> Iterator[str]:

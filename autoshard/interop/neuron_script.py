@@ -15,6 +15,7 @@ from autoshard.errors import AutoshardError
 from autoshard.graph.recompute import FULL_RECOMPUTE, NO_RECOMPUTE
 from autoshard.interop.launch_script import Place, Script, read_script, told_of, warned_of
 from autoshard.interop.nxdt import RECOMPUTED, instance_of, not_run, recomputed_by, run_by
+from autoshard.interop.written_dtypes import GRADIENTS, state_dtypes_option
 from autoshard.interop.written_layout import LORA, MISSING, WrittenLayout, WrittenLora, number, whole_number
 from autoshard.interop.written_lora import GATE_UP, LEARN_APART, NXD, QKV
 from autoshard.interop.written_model import WrittenModel
@@ -48,6 +49,7 @@ SELECTIVE, OPTIMUM_RECOMPUTE = ("use-selective-checkpoint", "selective-checkpoin
 FLASH, MASTERS, OPTIMUM_MASTERS = "use-flash-attention", "use-gpu-compatible-precision", "optimizer-use-master-weights"
 WIDE_OPTIMIZER = ("use-mix-precision", "use-fp32-optimizer")
 """Flags of optimizers with FP32 weights, where there are no master weights."""
+OPTIMUM_SUMS = "optimizer-use-fp32-grad-acc"
 KV = "qkv-linear"
 """Without it NxD's examples read no kv_replicator."""
 ADAPTERS = ("lora-r", "lora-alpha", "lora-target-modules")
@@ -57,7 +59,7 @@ SIZES = (*DEGREES.values(), BATCH, PIPELINE_BATCH, RUNS, MICROBATCHES, NODES, PR
 READ = (
     *(*SIZES, OPTIMUM_BATCH, OPTIMUM_RUNS, OPTIMUM_MICROBATCHES, *CONFIGS, *BLOCKS, *OPTIMUM_MODELS, OPTIMUM_COPIES),
     *(*ZERO, OPTIMUM_ZERO, *SEQUENCE, OPTIMUM_WHOLE_SEQUENCE, *SELECTIVE, OPTIMUM_RECOMPUTE, FLASH, MASTERS),
-    *(OPTIMUM_MASTERS, *WIDE_OPTIMIZER, KV, "bf16", *ADAPTERS, LORA_DROPOUT),
+    *(OPTIMUM_MASTERS, OPTIMUM_SUMS, *WIDE_OPTIMIZER, KV, "bf16", *ADAPTERS, LORA_DROPOUT),
 )
 """Flags that say something about the layout or its model."""
 NO_EFFECT = re.compile(
@@ -286,9 +288,11 @@ def _optimum_options(flags: Mapping[str, str]) -> dict[str, Any]:
     if _is_on(flags, ["bf16"]):
         has_masters = _is_on(flags, [OPTIMUM_ZERO], usual=True) and _is_on(flags, [OPTIMUM_MASTERS], usual=True)
         precision = "mixed_precision" if has_masters else "bf16_sr"
+    narrow = precision == "mixed_precision" and not _is_on(flags, [OPTIMUM_SUMS], usual=True)
     return {
         "recompute": FULL_RECOMPUTE if _is_on(flags, [OPTIMUM_RECOMPUTE]) else NO_RECOMPUTE,
         "precision": precision,
+        **state_dtypes_option(*(GRADIENTS if narrow else ())),
     }
 
 

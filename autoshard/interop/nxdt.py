@@ -10,6 +10,7 @@ from typing import Any
 
 from autoshard.errors import AutoshardError
 from autoshard.graph.recompute import NO_RECOMPUTE, canonical
+from autoshard.interop.written_dtypes import GRADIENTS, state_dtypes_option
 from autoshard.interop.written_layout import AS_ADAMW, DPO, LORA, WrittenLayout, WrittenLora, number
 from autoshard.interop.written_lora import LEARN_APART, NXD, Fields, read_lora
 from autoshard.interop.written_model import WrittenModel, guessed_vocabulary
@@ -41,6 +42,8 @@ modeling_mixtral.py; examples/training of neuronx-distributed, modeling_llama_nx
 NOT_RUN = "{field} has {name}, which a flash or ring kernel takes the place of: nothing of it runs again"
 LONG = 8192
 """Tokens of a sequence from which NxDT of SDK 2.20 recomputed the MLP too, if it was asked to."""
+MANUAL, MASTERS, SUMS = "manual", "precision.master_weights", "precision.fp32_grad_acc"
+"""The type whose fields say it, which the others overrule."""
 PRECISIONS = {"mixed_precision": "mixed_precision", "bf16SR": "bf16_sr", "fp32": "fp32"}
 
 
@@ -151,6 +154,8 @@ def nxdt_layout(data: Mapping[str, Any]) -> WrittenLayout:
     notes += length_note(values, "data.seq_length", "model.encoder_seq_length")
     if precision not in PRECISIONS:
         notes += (f"precision.type={precision} is priced as mixed_precision",)
+    if precision == MANUAL and values.flag(MASTERS) and values.flag(SUMS) is False:
+        options |= state_dtypes_option(*GRADIENTS)
     layers = values.whole("model.num_layers")
     fields: dict[str, Any] = {
         "sequence_parallel": values.flag("distributed_strategy.sequence_parallel") is True and options["tp"] > 1,

@@ -12,6 +12,7 @@ from autoshard.errors import AutoshardError
 from autoshard.files.fields import show
 from autoshard.interop.accelerate import HYBRID, STRATEGIES
 from autoshard.interop.deepspeed import deepspeed_layout, filled, read_deepspeed
+from autoshard.interop.written_dtypes import SENT, state_dtypes_option
 from autoshard.interop.written_layout import A_NODE, AS_ADAMW, NO_COPIES
 from autoshard.interop.written_model import WrittenModel
 from autoshard.interop.written_optimizer import is_muon
@@ -44,9 +45,10 @@ def fsdp_field(values: Values, name: str) -> tuple[str, Any]:
     return found[-1] if found else (keys[0], None)
 
 
-def sharded_by_fsdp(values: Values) -> Sharded:
+def sharded_by_fsdp(values: Values, precision: str) -> Sharded:
     """The stage of ZeRO that FSDP is; over all replicas, or over those of a node. Raises AutoshardError for what is no
-    switch."""
+    switch. precision: beside master weights Accelerate sends gradients in half precision [utils/dataclasses.py,
+    FullyShardedDataParallelPlugin.set_mixed_precision]."""
     words = _words(values)
     key, _ = fsdp_field(values, "reshard_after_forward")
     name = next((word.upper() for word in words if word.upper() in STRATEGIES), "FULL_SHARD")
@@ -59,17 +61,20 @@ def sharded_by_fsdp(values: Values) -> Sharded:
     if OFFLOAD in words:
         on_host = f"{FSDP}={OFFLOAD}"
     warning = f"{on_host}: priced with parameters on the devices, {NO_COPIES}"
-    return Sharded({}, fields, (warning,) if on_host else ())
+    options = state_dtypes_option(SENT) if precision == "mixed_precision" else {}
+    return Sharded(options, fields, (warning,) if on_host else ())
 
 
 def sharded_by_deepspeed(key: str, values: Values, half: str | None, folder: str) -> Sharded:
-    """All that DeepSpeed's configuration says, which a field holds or names: its precision and its Muon too.
+    """All that DeepSpeed's configuration says, which a field holds or names: its precision, its Muon and its dtypes of
+    gradients too.
 
     key: of the field. half: bf16, fp16 or None, as the trainer is told. folder: where the file is. Raises
     AutoshardError where there is no such configuration.
     """
     found = deepspeed_layout(filled(read_deepspeed(key, values.get(key), folder), half))
-    options = {name: found.options[name] for name in ("precision", "optimizer") if name in found.options}
+    said = ("precision", "optimizer", "state_dtypes")
+    options = {name: found.options[name] for name in said if name in found.options}
     for name, also in {"tp": (), "cp": ("context_parallel",)}.items():
         if found.options[name] > 1:
             options |= {one: found.options[one] for one in (name, *also)}

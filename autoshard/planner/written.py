@@ -16,7 +16,8 @@ from autoshard.planner.options import OPTIONS, PINS, request_from
 from autoshard.planner.request import PIN_FIELDS, SEARCHED, PlanRequest
 from autoshard.plans.search_result import EXACT, OURS
 from autoshard.spec.dropout import PUBLISHED, parse_dropout
-from autoshard.spec.training import ADAMW, MUON, load_precision
+from autoshard.spec.state_dtypes import takes_state_dtypes
+from autoshard.spec.training import ADAMW, MUON, PRECISIONS, load_precision
 
 if TYPE_CHECKING:
     from autoshard.backends.rules import Problem
@@ -134,6 +135,8 @@ def read_written(file: str, given: Mapping[str, Any], recipes: bool = True) -> W
     if written.complete:
         check_fixed(given)
     of_file = {name: value for name, value in written.options.items() if name not in given}
+    if not _takes_state_dtypes({**of_file, **given}):
+        of_file.pop("state_dtypes", None)
     options = {**_checked(file, of_file, written.no_batch), **given}
     if not (written.complete or recipes):
         raise AutoshardError(f"{file} is a recipe: autoshard plan --config {file} reads it")
@@ -254,6 +257,13 @@ def check_one_price(request: PlanRequest) -> None:
         )
     if request.lnc == SEARCHED:
         raise AutoshardError("lnc=auto: a layout that is given has the price of one number of cores; give 1 or 2")
+
+
+def _takes_state_dtypes(options: Mapping[str, Any]) -> bool:
+    """Whether the precision, which may be another than the file's, has master weights, beside which gradients and
+    moments have dtypes of their own."""
+    precision = PRECISIONS.get(options.get("precision", PlanRequest.precision))
+    return precision is None or takes_state_dtypes(precision)
 
 
 def _with_masters(request: PlanRequest) -> tuple[PlanRequest, tuple[str, ...]]:

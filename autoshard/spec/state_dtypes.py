@@ -37,6 +37,12 @@ def text_of(dtypes: dict[str, str]) -> str:
     return ",".join(f"{name}={dtype}" for name, dtype in dtypes.items())
 
 
+def apart_from_masters(precision: Precision) -> dict[str, str]:
+    """Dtypes of gradients and moments that differ from that of the weights as the optimizer keeps them, by FIELDS."""
+    found = {name: str(getattr(precision, field)) for name, field in FIELDS.items()}
+    return {name: dtype for name, dtype in found.items() if dtype != precision.kept_dtype}
+
+
 def takes_state_dtypes(precision: Precision) -> bool:
     """Whether gradients and moments may have dtypes of their own: where the optimizer keeps its own copy of weights."""
     return precision.master_dtype is not None

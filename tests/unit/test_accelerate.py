@@ -14,6 +14,7 @@ from autoshard.cli import main
 from autoshard.errors import AutoshardError
 from autoshard.interop.deepspeed import NO_LENGTH, NO_RECOMPUTE
 from autoshard.planner.written import Written, read_written
+from tests.unit.written_files import GRADIENTS_IN_BF16, SENT_IN_BF16
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 
@@ -63,7 +64,7 @@ def test_fsdp() -> None:
     found = read(FSDP)
     strategy, training = found.strategy, found.problem.training
     assert (strategy.dp, strategy.zero, strategy.microbatch_size, found.problem.cluster.nodes) == (16, 3, 2, 2)
-    assert (training.global_batch_size, training.precision.name) == (32, "mixed_precision")
+    assert (training.global_batch_size, training.precision.name) == (32, SENT_IN_BF16)
     assert (found.warnings, found.not_priced) == ((), ())
     assert {NO_LENGTH, NO_RECOMPUTE} < {*found.notes}
     told = "global batch of 2 x dp=16: without one in the file torch takes one microbatch of each replica"
@@ -139,16 +140,16 @@ def test_a_batch_by_its_microbatches() -> None:
     [
         (
             {**ZERO, "bf16": {"enabled": "auto"}},
-            "mixed_precision",
+            GRADIENTS_IN_BF16,
             "bf16.enabled=auto: priced as bf16 where --precision",
         ),
-        ({**ZERO, "bf16": None, "fp16": {"enabled": True}}, "mixed_precision", "fp16.enabled is priced as bf16"),
+        ({**ZERO, "bf16": None, "fp16": {"enabled": True}}, GRADIENTS_IN_BF16, "fp16.enabled is priced as bf16"),
         ({**ZERO, "bf16": {"enabled": False}}, "fp32", "neither bf16.enabled nor fp16.enabled: DeepSpeed computes in "),
-        ({**ZERO, "bf16": None, "bfloat16": {"enabled": True}}, "mixed_precision", ""),
+        ({**ZERO, "bf16": None, "bfloat16": {"enabled": True}}, GRADIENTS_IN_BF16, ""),
         ({**ZERO, "bf16": {"enabled": False}, "bfloat16": {"enabled": True}}, "fp32", "neither bf16.enabled nor fp16."),
         ({**FSDP, "mixed_precision": "no"}, "fp32", ""),
-        ({**FSDP, "mixed_precision": "fp16"}, "mixed_precision", "mixed_precision=fp16 is priced as bf16"),
-        ({**FSDP, "mixed_precision": "FP16"}, "mixed_precision", "mixed_precision=fp16 is priced as bf16"),
+        ({**FSDP, "mixed_precision": "fp16"}, SENT_IN_BF16, "mixed_precision=fp16 is priced as bf16"),
+        ({**FSDP, "mixed_precision": "FP16"}, SENT_IN_BF16, "mixed_precision=fp16 is priced as bf16"),
     ],
 )
 def test_precisions(data: dict[str, Any], name: str, told: str) -> None:

@@ -11,6 +11,7 @@ import yaml
 
 from autoshard.errors import AutoshardError
 from autoshard.planner.written import Written, read_written
+from tests.unit.written_files import GRADIENTS_IN_BF16, SENT_IN_BF16
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 
@@ -117,7 +118,7 @@ def test_deepspeeds_configuration_that_it_names(place: str) -> None:
     Path(place, "deepspeed_configs").mkdir()
     Path(place, "deepspeed_configs/zero2.json").write_text(json.dumps(ZERO))
     found = read({**ALONE, "deepspeed": "deepspeed_configs/zero2.json"})
-    assert (found.strategy.zero, found.problem.training.precision.name) == (2, "mixed_precision")
+    assert (found.strategy.zero, found.problem.training.precision.name) == (2, GRADIENTS_IN_BF16)
     assert found.not_priced == ()
 
 
@@ -141,7 +142,7 @@ def test_deepspeeds_configuration_in_the_file() -> None:
         ({"bf16": "auto", "fp16": True}, "bf16_sr", "fp16 is priced as bf16"),
         (
             {"bf16": False, "fp16": True, "fsdp_config": {"use_orig_params": True}},
-            "mixed_precision",
+            SENT_IN_BF16,
             "fp16 is priced as",
         ),
         (
@@ -154,8 +155,8 @@ def test_deepspeeds_configuration_in_the_file() -> None:
             "bf16_sr",
             "fsdp_config.fsdp_version=2: weights and moments are kept in",
         ),
-        ({"fsdp_config": {"version": 1}}, "mixed_precision", ""),
-        ({"fsdp": ["full_shard"]}, "mixed_precision", ""),
+        ({"fsdp_config": {"version": 1}}, SENT_IN_BF16, ""),
+        ({"fsdp": ["full_shard"]}, SENT_IN_BF16, ""),
         ({"sample_packing": False}, "bf16_sr", "neither sample_packing nor pad_to_sequence_len: rows may be shorter"),
     ],
 )

@@ -11,6 +11,7 @@ import yaml
 
 from autoshard.errors import AutoshardError
 from autoshard.planner.written import Written, read_written
+from tests.unit.written_files import GRADIENTS_IN_BF16
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 
@@ -64,7 +65,7 @@ def test_deepspeed() -> None:
     assert (training.global_batch_size, training.sequence_length, training.precision.name) == (
         16,
         4096,
-        "mixed_precision",
+        GRADIENTS_IN_BF16,
     )
     assert (found.problem.model.name, found.form) == ("llama3-8b", "LLaMA-Factory configuration")
     assert (found.warnings, found.not_priced) == ((), ())
@@ -76,7 +77,7 @@ def test_deepspeed() -> None:
     ("zero", "half", "name"),
     [
         (ZERO, {"bf16": False}, "fp32"),
-        ({"zero_optimization": {"stage": 3}}, {}, "mixed_precision"),
+        ({"zero_optimization": {"stage": 3}}, {}, GRADIENTS_IN_BF16),
         ({"zero_optimization": {"stage": 3}}, {"bf16": False}, "fp32"),
         ({**ZERO, "bf16": {"enabled": False}}, {}, "fp32"),
     ],
@@ -209,7 +210,7 @@ def test_layouts_of_version_1(changes: dict[str, Any], fields: dict[str, Any]) -
     [
         ({"bf16": False}, "fp32"),
         ({"dist_config": None}, "fp32"),
-        ({"dist_config": {"name": "deepspeed", "config_file": FULL["deepspeed"]}}, "mixed_precision"),
+        ({"dist_config": {"name": "deepspeed", "config_file": FULL["deepspeed"]}}, GRADIENTS_IN_BF16),
     ],
 )
 def test_precisions_of_version_1(changes: dict[str, Any], name: str) -> None:

@@ -74,7 +74,7 @@ def test_words_on_the_model(model: dict[str, Any], said: dict[str, Any]) -> None
         ({"zero_use_master_weight": True}, DOWNCAST, "adamw", "bf16_sr", None),
         ({}, {"XLA_DOWNCAST_BF16": "0"}, "adamw", "fp32", None),
         ({**MASTERS, "zero_use_fp32_grad_accum": True}, DOWNCAST, "adamw", "mixed_precision", None),
-        (MASTERS, DOWNCAST, "adamw", "mixed_precision", "model.zero_use_fp32_grad_accum is not True: gradients are su"),
+        (MASTERS, DOWNCAST, "adamw", "mixed_precision", None),
         ({"megatron_amp_O2": True}, {}, "adamw", "mixed_precision", None),
         (
             {},
@@ -99,6 +99,21 @@ def test_precisions(
     assert found.options["precision"] == precision
     assert ("bf16" in found.flags) == (precision != "fp32")
     assert [one[: len(note)] for one in found.notes] == [note] if note else not found.notes
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        (MASTERS, {"state_dtypes": "gradient_accumulation=bfloat16,gradient_reduce=bfloat16"}),
+        ({**MASTERS, "zero_use_fp32_grad_accum": True}, {}),
+        ({**MASTERS, "megatron_amp_O2": True}, {}),
+        ({}, {}),
+    ],
+)
+def test_gradients_in_bf16(model: dict[str, Any], options: dict[str, str]) -> None:
+    """Beside master weights, where nothing asks for FP32; without these all is."""
+    found = on_neuron(model, DOWNCAST, "adamw").options
+    assert {name: value for name, value in found.items() if name == "state_dtypes"} == options
 
 
 @pytest.mark.parametrize(

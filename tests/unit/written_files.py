@@ -14,6 +14,10 @@ from autoshard.planner.written import read_written
 from autoshard.plans.plan import Plan, make_plan
 from tests.unit.plan_examples import by_hand, plan_mixtral
 
+SENT_IN_BF16 = "mixed_precision with gradient_reduce=bfloat16"
+GRADIENTS_IN_BF16 = "mixed_precision with gradient_accumulation=bfloat16,gradient_reduce=bfloat16"
+"""Precisions of files whose framework sends gradients in bf16, or has them in bf16 everywhere."""
+
 
 def as_nxdt_runs(plan: Plan) -> Plan:
     """The plan with what NxD Training runs again: where a kernel computes attention, no CoreAttention."""

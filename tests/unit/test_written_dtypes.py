@@ -1,0 +1,120 @@
+"""Gradients and moments in half precision: in files of other frameworks, and in plans that are written for these."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from autoshard.interop.export_megatron import megatron_arguments
+from autoshard.interop.export_nxdt import nxdt_yaml
+from autoshard.interop.export_torchtitan import torchtitan_toml
+from autoshard.interop.megatron import megatron_layout
+from autoshard.planner.imported import plan_of
+from autoshard.planner.planning import plan_for
+from autoshard.planner.request import PlanRequest
+from autoshard.planner.written import read_written
+from tests.unit.written_files import GRADIENTS_IN_BF16, SENT_IN_BF16
+
+GRADIENTS = "gradient_accumulation=bfloat16,gradient_reduce=bfloat16"
+AWARE = "--bf16 --use-precision-aware-optimizer"
+
+
+@pytest.mark.parametrize(
+    ("flags", "dtypes", "warnings"),
+    [
+        ("--bf16", None, []),
+        ("--bf16 --grad-reduce-in-bf16", GRADIENTS, []),
+        ("--grad-reduce-in-bf16", None, []),
+        ("--fp16", GRADIENTS, []),
+        ("--fp16 --accumulate-allreduce-grads-in-fp32", None, []),
+        ("--bf16 --main-grads-dtype bf16 --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16", None, []),
+        (f"{AWARE} --main-grads-dtype bf16", GRADIENTS, []),
+        (f"{AWARE} --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16", "moments=bfloat16", []),
+        (
+            f"{AWARE} --exp-avg-dtype bf16",
+            None,
+            ["--exp-avg-dtype bf16: priced with both moments in float32"],
+        ),
+        (
+            f"{AWARE} --exp-avg-dtype fp8 --exp-avg-sq-dtype bf16 --main-params-dtype fp16",
+            None,
+            [
+                "--main-params-dtype fp16: priced with float32 master weights",
+                "--exp-avg-dtype fp8 --exp-avg-sq-dtype bf16: priced with both moments in float32",
+            ],
+        ),
+    ],
+)
+def test_megatron(flags: str, dtypes: str | None, warnings: list[str]) -> None:
+    found = megatron_layout(f"torchrun pretrain_gpt.py --tensor-model-parallel-size 2 --num-layers 2 {flags}")
+    assert found.options.get("state_dtypes") == dtypes
+    assert [one for one in found.warnings if "priced with" in one and "gate" not in one] == warnings
+
+
+ZERO = {"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "warned"),
+    [
+        ({}, GRADIENTS_IN_BF16, []),
+        ({"communication_data_type": "fp32"}, "mixed_precision with gradient_accumulation=bfloat16", []),
+        ({"data_types": {"grad_accum_dtype": "fp32"}}, SENT_IN_BF16, []),
+        (
+            {"bf16": {"enabled": True, "bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}},
+            f"{GRADIENTS_IN_BF16},moments=bfloat16",
+            ["bf16.bf16_master_weights_and_grads=True: priced with float32 master weights"],
+        ),
+        ({"bf16": {"enabled": False}}, "fp32", []),
+    ],
+)
+def test_deepspeed(
+    changes: dict[str, Any], name: str, warned: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("zero.json").write_text(json.dumps({**ZERO, **changes}))
+    given = {"model": "llama3-8b", "instance": "h100-80gb"}
+    found = read_written("zero.json", given)
+    assert found.problem.training.precision.name == name
+    assert [one for one in found.warnings if one.startswith("bf16")] == warned
+    assert read_written("zero.json", {**given, "precision": "fp32"}).problem.training.precision.name == "fp32"
+
+
+def test_an_option_overrules_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("zero.json").write_text(json.dumps(ZERO))
+    given = {"model": "llama3-8b", "instance": "h100-80gb", "state_dtypes": "moments=bfloat16"}
+    found = read_written("zero.json", given).problem.training.precision
+    assert found.name == "mixed_precision with moments=bfloat16"
+
+
+def test_nxd_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan becomes a configuration whose fields say it, and this the same plan."""
+    monkeypatch.chdir(tmp_path)
+    plan = plan_for(PlanRequest("llama3-8b", nodes=2, state_dtypes=GRADIENTS))
+    assert plan.backend == "nxd"
+    written = nxdt_yaml(plan)
+    section = yaml.safe_load(written.text)["precision"]
+    assert (section["type"], section["master_weights"], section["fp32_grad_acc"]) == ("manual", True, False)
+    Path("conf.yaml").write_text(written.text)
+    again = plan_of("conf.yaml", read_written("conf.yaml", {"model": "llama3-8b", "seq_len": 8192}))
+    assert again.training.precision == plan.training.precision
+
+
+def test_a_plan_for_megatron_and_torchtitan() -> None:
+    request = PlanRequest("llama3-8b", "h100-80gb", nodes=1, state_dtypes=f"{GRADIENTS},moments=bfloat16")
+    plan = plan_for(replace(request, pins={"zero": 1}))
+    flags = "--use-precision-aware-optimizer --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16"
+    written = megatron_arguments(plan)
+    assert "--grad-reduce-in-bf16" in written.text and flags in written.text
+    assert not [one for one in written.left_out if one.startswith("state_dtypes")]
+    wide = "in float32 by this file, which takes more memory or sends more"
+    assert f"state_dtypes={GRADIENTS},moments=bfloat16: {wide}" in torchtitan_toml(plan).left_out
+    sent = megatron_arguments(plan_for(replace(request, state_dtypes="gradient_reduce=bfloat16")))
+    assert f"state_dtypes=gradient_reduce=bfloat16: {wide}" in sent.left_out
+    assert "--grad-reduce-in-bf16" not in sent.text
