@@ -17,13 +17,13 @@ from autoshard.interop.megatron import (
     TP_PP_DP,
     llama3_scaling,
 )
-from autoshard.interop.written_dtypes import GRADIENTS, MOMENTS, SENT
+from autoshard.interop.written_dtypes import MOMENTS, SENT
 from autoshard.interop.written_model import property_of
 from autoshard.layout.mesh import AXIS_ORDER
 from autoshard.plans.plan import Plan
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.model_types import RMS_NORM
-from autoshard.spec.state_dtypes import apart_from_masters
+from autoshard.spec.state_dtypes import GRADIENTS, apart_from_masters
 from autoshard.spec.training import MUON
 
 SHARDING = {2: "optim_grads", 3: "optim_grads_params"}

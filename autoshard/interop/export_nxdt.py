@@ -12,11 +12,10 @@ from autoshard.errors import AutoshardError
 from autoshard.graph.recompute import FULL_RECOMPUTE, NO_RECOMPUTE, members
 from autoshard.interop.exported import IN_TURNS, Exported, common_left_out, title, written_schedule
 from autoshard.interop.nxdt import MANUAL, MODEL_TYPES, RECOMPUTED, WRITTEN_OUT, recomputed_by, run_by
-from autoshard.interop.written_dtypes import GRADIENTS
 from autoshard.plans.plan import Plan
 from autoshard.plans.prices import is_cheap, unrounded
 from autoshard.spec.model import ModelSpec
-from autoshard.spec.state_dtypes import with_state_dtypes
+from autoshard.spec.state_dtypes import GRADIENTS, with_state_dtypes
 from autoshard.spec.training import Precision, load_precision
 from autoshard.units import format_bytes
 

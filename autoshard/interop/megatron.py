@@ -13,13 +13,14 @@ from autoshard.errors import AutoshardError
 from autoshard.graph.recompute import ATTENTION_UP, FULL_RECOMPUTE, NO_RECOMPUTE, SELECTED, SELECTIVE, canonical
 from autoshard.interop.launch_script import NOWHERE, Place, read_script, told_of, warned_of
 from autoshard.interop.megatron_stages import LAYOUT, STAGE_FLAGS, layout_warning, uneven_stages, virtual_stages
-from autoshard.interop.written_dtypes import GRADIENTS, MOMENTS, is_half, state_dtypes_option
+from autoshard.interop.written_dtypes import MOMENTS, is_half, state_dtypes_option
 from autoshard.interop.written_layout import AS_ADAMW, LORA, MISSING, WrittenLayout, number, whole_number
 from autoshard.interop.written_model import SAME_PRICE, WrittenModel, guessed_vocabulary
 from autoshard.interop.written_optimizer import IN_PARTS, ON_EACH, ON_ONE, is_muon, optimizer_option, steps_warning
 from autoshard.layout.mesh import tensor_ranks_apart
 from autoshard.schedules import usual_schedule
 from autoshard.spec.rope import RopeScaling
+from autoshard.spec.state_dtypes import GRADIENTS
 
 KEYS, GROUPED = "num-query-groups", "group-query-attention"
 """Key-value heads, and the switch without which Megatron gives each query head one of its own."""

@@ -13,8 +13,9 @@ from typing import Any
 from autoshard.errors import AutoshardError
 from autoshard.interop import megatron
 from autoshard.interop.nxdt import instance_of
-from autoshard.interop.written_dtypes import GRADIENTS, state_dtypes_option
+from autoshard.interop.written_dtypes import state_dtypes_option
 from autoshard.interop.yaml_values import Values
+from autoshard.spec.state_dtypes import GRADIENTS
 
 ALL_HALF, HALF = "XLA_USE_BF16", "XLA_DOWNCAST_BF16"
 """Variables that make all numbers bfloat16, or those of 32 bits, with 32 for those of 64."""

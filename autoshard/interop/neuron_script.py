@@ -15,12 +15,13 @@ from autoshard.errors import AutoshardError
 from autoshard.graph.recompute import FULL_RECOMPUTE, NO_RECOMPUTE
 from autoshard.interop.launch_script import Place, Script, read_script, told_of, warned_of
 from autoshard.interop.nxdt import RECOMPUTED, instance_of, not_run, recomputed_by, run_by
-from autoshard.interop.written_dtypes import GRADIENTS, state_dtypes_option
+from autoshard.interop.written_dtypes import state_dtypes_option
 from autoshard.interop.written_layout import LORA, MISSING, WrittenLayout, WrittenLora, number, whole_number
 from autoshard.interop.written_lora import GATE_UP, LEARN_APART, NXD, QKV
 from autoshard.interop.written_model import WrittenModel
 from autoshard.layout.mesh import devices_objection
 from autoshard.schedules import usual_schedule
+from autoshard.spec.state_dtypes import GRADIENTS
 
 DEGREES = {
     "tp": "tensor-parallel-size",

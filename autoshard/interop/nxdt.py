@@ -10,12 +10,13 @@ from typing import Any
 
 from autoshard.errors import AutoshardError
 from autoshard.graph.recompute import NO_RECOMPUTE, canonical
-from autoshard.interop.written_dtypes import GRADIENTS, state_dtypes_option
+from autoshard.interop.written_dtypes import state_dtypes_option
 from autoshard.interop.written_layout import AS_ADAMW, DPO, LORA, WrittenLayout, WrittenLora, number
 from autoshard.interop.written_lora import LEARN_APART, NXD, Fields, read_lora
 from autoshard.interop.written_model import WrittenModel, guessed_vocabulary
 from autoshard.interop.yaml_values import Values, length_note
 from autoshard.schedules import usual_schedule
+from autoshard.spec.state_dtypes import GRADIENTS
 
 DEGREES = {
     "tp": "tensor_model_parallel_size",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from autoshard.spec.state_dtypes import FIELDS, text_of
+from autoshard.spec.state_dtypes import FIELDS, GRADIENTS, text_of
 
-GRADIENTS = (SUMMED, SENT) = ("gradient_accumulation", "gradient_reduce")
+SUMMED, SENT = GRADIENTS
 MOMENTS = "moments"
 HALVES = ("bf16", "fp16", "bfloat16", "float16", "bf16-mixed", "16-mixed", "bf16-true", "16-true", "16")
 """What frameworks call numbers of 16 bits."""

@@ -85,9 +85,9 @@ class NothingFits(NoLayoutFits):
     @cached_property
     def cure(self) -> str:
         """The larger cluster that would do, or why none would, and the precision with which this one would."""
-        from autoshard.planner.smallest_cluster import shortage, with_least_state
+        from autoshard.planner.smallest_cluster import shortage, with_less_state
 
-        here = with_least_state(self.problem, self.pins, self.needed_bytes, self._in_time)
+        here = with_less_state(self.problem, self.pins, self.needed_bytes, self._in_time)
         return "; ".join(filter(None, (shortage(self.problem, self.pins, self._in_time), here)))
 
     def beside(self, elsewhere: NothingFits) -> NothingFits:

@@ -30,7 +30,8 @@ from autoshard.planner.rejections import Tally
 from autoshard.planner.request import LARGEST_CLUSTER
 from autoshard.planner.watching import goes_on, shown_to
 from autoshard.plans.search_result import Pins
-from autoshard.spec.training import MUON, load_precision
+from autoshard.spec.state_dtypes import FIELDS, GRADIENTS, takes_state_dtypes, with_state_dtypes
+from autoshard.spec.training import MUON, TrainingSpec, load_precision
 from autoshard.units import counted, format_bytes
 
 if TYPE_CHECKING:
@@ -108,25 +109,37 @@ def larger_one(problem: Problem, pins: Pins, in_time: Callable[[], bool] = goes_
         return NO_TIME
 
 
-def with_least_state(
+def with_less_state(
     problem: Problem, pins: Pins, needed_bytes: float, in_time: Callable[[], bool] = goes_on
 ) -> str | None:
-    """A clause that the model would fit on the same nodes in the precision with the least training state; None where
-    nothing of the layouts that mostly hold least does, or the problem has that precision, or one with quantised
-    products. needed_bytes: what the smallest layout needs of a device."""
-    training, least = problem.training, load_precision(LEAST_STATE)
-    now, then = (sum(state_dtypes_bytes(one)) for one in (training, replace(training, precision=least)))
-    most_bytes = now / then * problem.cluster.device.memory_bytes  # nothing else shrinks as much
-    if training.optimizer == MUON:
-        return None  # which needs master weights
-    if training.precision.products is not None or now <= then or needed_bytes > most_bytes or not in_time():
-        return None
-    smaller = problem._replace(training=replace(training, precision=least))
-    fits = _frugal_attempt(smaller, pins, problem.cluster.nodes).strategy
-    if fits is None:
-        return None
-    nodes = counted(problem.cluster.nodes, "node")
-    return f"precision={LEAST_STATE}, which has no FP32 master weights, would fit on {nodes} ({describe(fits)})"
+    """A clause that the model would fit on the same nodes with less training state of each parameter, and how to ask
+    for that; None where nothing of the layouts that mostly hold least does. needed_bytes: what the smallest layout
+    needs of a device."""
+    now, nodes = sum(state_dtypes_bytes(problem.training)), counted(problem.cluster.nodes, "node")
+    for asked, training in _less_state(problem.training):
+        then = sum(state_dtypes_bytes(training))
+        most_bytes = now / then * problem.cluster.device.memory_bytes  # nothing else shrinks as much
+        if now <= then or needed_bytes > most_bytes:
+            continue
+        if not in_time():
+            return None
+        fits = _frugal_attempt(problem._replace(training=training), pins, problem.cluster.nodes).strategy
+        if fits is not None:
+            return f"{asked} would fit on {nodes} ({describe(fits)})"
+    return None
+
+
+def _less_state(training: TrainingSpec) -> Iterator[tuple[str, TrainingSpec]]:
+    """Yields what asks for less state, in words, and the training with it: that which changes least first. Without
+    master weights there are no products in fewer bits, and no Muon."""
+    precision = training.precision
+    if takes_state_dtypes(precision):
+        for names in (FIELDS, GRADIENTS):
+            text = ",".join(f"{name}=bfloat16" for name in names)
+            yield f"state_dtypes={text}", replace(training, precision=with_state_dtypes(precision, text))
+    if training.optimizer != MUON and precision.products is None:
+        words = f"precision={LEAST_STATE}, which has no FP32 master weights,"
+        yield words, replace(training, precision=load_precision(LEAST_STATE))
 
 
 def _larger_one(problem: Problem, tried: Sequence[Attempt]) -> str | None:

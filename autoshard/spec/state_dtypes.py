@@ -15,6 +15,8 @@ FIELDS = {
     "moments": "optimizer_dtype",
 }
 """As a text names them -> fields of Precision."""
+GRADIENTS = ("gradient_accumulation", "gradient_reduce")
+"""Those of gradients, which NxD has in one dtype."""
 STATE_DTYPES = ("float32", "bfloat16")
 
 
@@ -59,9 +61,7 @@ def with_state_dtypes(precision: Precision, text: str | None) -> Precision:
             f"state_dtypes={text}: precision {precision.name} keeps all in {precision.kept_dtype}; "
             f"{', '.join(have)} take others"
         )
-    asked = parse_state_dtypes(text)
-    apart = {name: dtype for name, dtype in asked.items() if dtype != getattr(precision, FIELDS[name])}
-    if not apart:
-        return precision
-    fields: dict[str, Any] = {FIELDS[name]: dtype for name, dtype in apart.items()}
-    return replace(precision, name=f"{precision.name} with {text_of(apart)}", **fields)
+    fields: dict[str, Any] = {FIELDS[name]: dtype for name, dtype in parse_state_dtypes(text).items()}
+    found = replace(precision, **fields)
+    apart = text_of(apart_from_masters(found))
+    return replace(found, name=precision.name.partition(" with ")[0] + (f" with {apart}" if apart else ""))

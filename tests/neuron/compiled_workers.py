@@ -18,14 +18,15 @@ from tests.multiprocess.plans import BF16, FP32, case
 from tests.neuron.parity_workers import in_precision
 
 COUNTED = ("segments", "distinct", "operators", "functions")
-ROUNDED = "dp, rounded at random"
+DP_IN_BF16 = {"dp, rounded at random": BF16[1], "dp, gradients and moments in bf16": BF16[3]}
+"""Precisions in which the layout dp runs, too."""
 
 
 def parity(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
     """Rank 0 returns, for each layout, how far two steps are from one process, and of each rank the graphs."""
     plans = {name: in_precision(case(reporter.world_size, name), FP32) for name in arguments["names"]}
     if reporter.world_size == 2:
-        plans[ROUNDED] = in_precision(case(2, "dp"), BF16[1])
+        plans |= {name: in_precision(case(2, "dp"), precision) for name, precision in DP_IN_BF16.items()}
     plans = {
         name: native(plan, arguments["sdk"], arguments.get("stack", "neuron-compiled")) for name, plan in plans.items()
     }

@@ -9,14 +9,13 @@ from autoshard.audits.values import Role
 from autoshard.backends.native_neuron import COMPILE_ONLY
 from autoshard.plans.stage_sections import rank_graphs
 from autoshard.runtime.launch import RunOutcome
-from tests.multiprocess.plans import BF16, FP32, case
+from tests.multiprocess.plans import FP32, case
 from tests.multiprocess.started import first_rank, start
-from tests.neuron.compiled_workers import native
+from tests.neuron.compiled_workers import DP_IN_BF16, native
 from tests.neuron.conftest import Installed
 from tests.neuron.installed import BETA
 from tests.neuron.parity_workers import in_precision
 
-ROUNDED = "dp, rounded at random"
 NAMES = (
     "tp",
     "tp, plain attention",
@@ -54,11 +53,12 @@ def test_it_equals_one_process(installed: Installed, name: str) -> None:
     assert found["fallbacks"] == []
 
 
-def test_weights_rounded_at_random_follow_one_process(installed: Installed) -> None:
-    assert first_rank(_outcome(installed))[ROUNDED]["loss"] < 1e-3
+@pytest.mark.parametrize("name", DP_IN_BF16)
+def test_states_in_bf16_follow_one_process(installed: Installed, name: str) -> None:
+    assert first_rank(_outcome(installed))[name]["loss"] < 1e-3
 
 
-@pytest.mark.parametrize("name", [*NAMES, ROUNDED])
+@pytest.mark.parametrize("name", [*NAMES, *DP_IN_BF16])
 def test_the_graphs_are_the_planned_ones(installed: Installed, name: str) -> None:
     for planned, compiled, planned_of_twin, seen in first_rank(_outcome(installed))[name]["graphs"]:
         assert planned == compiled, "segments, distinct ones, operators, functions, communicators"
@@ -115,9 +115,9 @@ def test_an_audit_counts_what_is_inside(name: str) -> None:
         assert measure(plan, role).graphs == rank_graphs(plan, rank)
 
 
-@pytest.mark.parametrize("name", [*NAMES, ROUNDED])
+@pytest.mark.parametrize("name", [*NAMES, *DP_IN_BF16])
 def test_an_audit_counts_the_planned_ones(name: str) -> None:
-    plan = in_precision(case(2, "dp" if name == ROUNDED else name), BF16[1] if name == ROUNDED else FP32)
+    plan = in_precision(case(2, "dp" if name in DP_IN_BF16 else name), DP_IN_BF16.get(name, FP32))
     for rank in range(2):
         role = Role(plan.mesh.coordinates(rank)[0], rank, 1, "")
         assert measure(native(plan, "2.33"), role).graphs == rank_graphs(plan, rank)

@@ -611,6 +611,16 @@ def test_a_cluster_does_also_where_what_mostly_holds_least_does_not_fit(
     assert said.startswith(f"{nodes} nodes would fit (tp=") and said.endswith(f"{recompute} recompute)")
 
 
+def test_dtypes_of_the_state_that_would_fit_are_named_before_a_precision_without_masters() -> None:
+    """18 bytes of a parameter do not fit, 12 do."""
+    options = {"backend": "torch", "seq_len": 4096, "global_batch": 64}
+    with pytest.raises(NothingFits) as error:
+        autoshard.plan("mixtral-8x7b", "a100-80gb", **options)  # type: ignore[arg-type]
+    narrow = "gradient_accumulation=bfloat16,gradient_reduce=bfloat16,moments=bfloat16"
+    assert re.search(rf"; state_dtypes={narrow} would fit on 1 node \([^;]*\)$", str(error.value))
+    assert autoshard.plan("mixtral-8x7b", "a100-80gb", state_dtypes=narrow, **options).estimate.fits  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("model", "instance", "precision", "fits"),
     [
@@ -656,8 +666,9 @@ def test_the_larger_cluster_is_looked_for_as_long_as_there_is_time() -> None:
 def test_of_a_cluster_that_is_as_large_as_any_that_is_looked_at_no_larger_one_is_said() -> None:
     with pytest.raises(NothingFits) as error:
         search(load_model("llama3-70b"), TRAINING, load_cluster("trn1.32xlarge", 4096), Pins(tp=1))
-    said = (
-        "; clusters of more than 4,096 nodes are not looked at; precision=bf16_sr, which has no FP32 master weights, "
+    said = (  # of moments, which NxD keeps in FP32, nothing
+        "; clusters of more than 4,096 nodes are not looked at; state_dtypes=gradient_accumulation=bfloat16,"
+        "gradient_reduce=bfloat16 would fit on 4,096 nodes ("
     )
     assert said in str(error.value)
 
