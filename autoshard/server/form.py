@@ -15,14 +15,14 @@ from autoshard.spec.hardware_file import packaged_instances
 LABELS = {
     "model": "Model", "instance": "Instance", "nodes": "Nodes", "lnc": "LNC", "sdk": "Neuron SDK",
     "seq_len": "Tokens of a sequence", "global_batch": "Sequences of a step", "precision": "Precision",
-    "keep_bf16": "Kept in bf16", "expert_imbalance": "Expert imbalance", "dropout": "Dropout", "lora": "LoRA",
-    "backend": "Backend", "stack": "Stack", "fit_probability": "Fit probability",
-    "price_per_node_hour": "USD a node and hour",
+    "state_dtypes": "State dtypes", "keep_bf16": "Kept in bf16", "expert_imbalance": "Expert imbalance",
+    "dropout": "Dropout", "lora": "LoRA", "optimizer": "Optimizer", "backend": "Backend", "stack": "Stack",
+    "fit_probability": "Fit probability", "price_per_node_hour": "USD a node and hour",
 }  # fmt: skip
 MAIN = ("model", "instance", "nodes", "seq_len", "global_batch", "price_per_node_hour")
 MORE = (
     *("precision", "backend", "fit_probability", "lnc", "sdk"),
-    *("keep_bf16", "expert_imbalance", "dropout", "lora", "stack"),
+    *("state_dtypes", "keep_bf16", "expert_imbalance", "dropout", "lora", "optimizer", "stack"),
 )
 FIRST_MODEL = "llama3-8b"
 """The model of a page that was opened without any: one that fits on a node of the default instance."""
@@ -30,7 +30,8 @@ DEFAULTS = {
     "instance": INSTANCE, "nodes": "1", "seq_len": f"{SEQUENCE_LENGTH}", "global_batch": f"{GLOBAL_BATCH}",
     "price_per_node_hour": "its own", "etp": "tp", "dp_replicate": "1", "precision": PlanRequest.precision,
     "backend": "auto", "fit_probability": f"{FIT_PROBABILITY}", "lnc": "the instance's", "sdk": "the newest",
-    "keep_bf16": "nothing", "expert_imbalance": "1", "dropout": "nothing", "lora": "all weights", "stack": "compared",
+    "state_dtypes": "float32", "keep_bf16": "nothing", "expert_imbalance": "1", "dropout": "nothing",
+    "lora": "all weights", "optimizer": PlanRequest.optimizer, "stack": "compared",
 }  # fmt: skip
 """What an empty field stands for; that of others is searched, `any`."""
 

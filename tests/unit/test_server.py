@@ -249,6 +249,9 @@ def test_states_and_their_commands() -> None:
     assert commands([one]) == [STOPS, "autoshard plan --model llama3-8b --nodes 4 -o plan.json"]
     [one] = read_states([("model", "llama3-8b"), ("lora", "16")])
     assert commands([one]) == [STOPS, "autoshard plan --model llama3-8b --lora 16 -o plan.json"]
+    [one] = read_states([("model", "llama3-8b"), ("state_dtypes", "moments=bfloat16"), ("optimizer", "muon")])
+    asked = "autoshard plan --model llama3-8b --state-dtypes moments=bfloat16 --optimizer muon -o plan.json"
+    assert commands([one]) == [STOPS, asked]
     upload = f"upload:{'0' * 32}"
     [one] = read_states([("model", upload), ("recompute", "full")])
     assert one.uploads == (upload,)
