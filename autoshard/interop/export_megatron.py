@@ -10,6 +10,8 @@ from autoshard.graph.recompute import COMMON_SETS
 from autoshard.interop.exported import IN_TURNS, Exported, common_left_out, title, written_schedule
 from autoshard.interop.megatron import (
     AWARE,
+    FSDP,
+    FSDP_DTYPES,
     MOMENTS_DTYPES,
     MUON_MODE,
     MUON_STEPS,
@@ -26,6 +28,8 @@ from autoshard.spec.model_types import RMS_NORM
 from autoshard.spec.state_dtypes import GRADIENTS, apart_from_masters
 from autoshard.spec.training import MUON
 
+SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+"""Megatron's names of dtypes."""
 SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 LOW_PRECISION = {
     "fp8": "--fp8-format hybrid --fp8-recipe delayed",
@@ -127,8 +131,11 @@ def _layout(plan: Plan) -> Iterator[str]:
     has_muon = plan.training.optimizer == MUON
     if strategy.zero:
         yield "--use-distributed-optimizer"
-    if strategy.zero > 1 and not has_muon:
-        yield f"--use-megatron-fsdp --data-parallel-sharding-strategy {SHARDING[strategy.zero]}"
+    if _has_fsdp(plan):
+        yield f"--{FSDP} --data-parallel-sharding-strategy {SHARDING[strategy.zero]}"
+        precision = plan.training.precision
+        dtypes = precision.gradient_accumulation_dtype, precision.gradient_reduce_dtype
+        yield " ".join(f"--{flag} {SHORT[dtype]}" for flag, dtype in zip(FSDP_DTYPES, dtypes, strict=True))
         yield "--ckpt-format fsdp_dtensor"
     if strategy.dp_replicate > 1 and not has_muon:
         yield f"--num-distributed-optimizer-instances {strategy.dp_replicate}"
@@ -204,16 +211,21 @@ def _of_muon(plan: Plan) -> Iterator[str]:
 
 
 def _said_dtypes(plan: Plan) -> set[str]:
-    """The dtypes of gradients and moments, by FIELDS of spec/state_dtypes.py, that Megatron has flags for: gradients
-    have one, and moments have theirs with shards alone."""
+    """The dtypes of gradients and moments, by FIELDS of spec/state_dtypes.py, that Megatron has flags for: of gradients
+    one for both, but with its FSDP, and of moments with shards alone."""
     apart = apart_from_masters(plan.training.precision)
-    gradients = {*GRADIENTS} if {*GRADIENTS} <= apart.keys() else set[str]()
+    gradients = {*GRADIENTS} if _has_fsdp(plan) or {*GRADIENTS} <= apart.keys() else set[str]()
     return gradients | ({MOMENTS} & apart.keys() if plan.strategy.zero else set())
+
+
+def _has_fsdp(plan: Plan) -> bool:
+    """Whether the plan is written with Megatron's FSDP, which has no Muon."""
+    return plan.strategy.zero > 1 and plan.training.optimizer != MUON
 
 
 def _state_dtypes(plan: Plan) -> Iterator[str]:
     said = _said_dtypes(plan)
-    if SENT in said:
+    if SENT in said and not _has_fsdp(plan):
         yield f"--{REDUCE_IN_BF16}"
     if MOMENTS in said:
         yield f"--{AWARE} " + " ".join(f"--{flag} bf16" for flag in MOMENTS_DTYPES)

@@ -217,7 +217,7 @@ def layout_of(
     notes: tuple[str, ...] = () if is_half else ("neither --bf16 nor --fp16: Megatron computes in fp32",)
     if "fp16" in flags:
         notes += ("--fp16 is priced as bf16",)
-    if "use-megatron-fsdp" in flags and not {SHARDING_FLAG, DEEPSPEED_ZERO} & flags.keys():
+    if FSDP in flags and not {SHARDING_FLAG, DEEPSPEED_ZERO} & flags.keys():
         older = "before core_v0.18.0 it was no_shard"
         notes += (f"--use-megatron-fsdp without --{SHARDING_FLAG}: {USUAL_SHARDING}, Megatron's default; {older}",)
     if (etp := _expert_ranks(flags, options["tp"])) is not None and _is_spread(options, etp):
@@ -301,14 +301,26 @@ def _products(flags: dict[str, str]) -> dict[str, str]:
 
 
 def _state_dtypes(flags: dict[str, str]) -> dict[str, Any]:
-    """The option on gradients and moments in 16 bits. With --fp16 gradients are, unless a flag says otherwise; with
-    --bf16 they are FP32 [training/arguments.py validate_args]. Moments are where both have as many bits."""
-    is_aware, wide_sums = AWARE in flags, "accumulate-allreduce-grads-in-fp32" in flags
-    narrow_sums = REDUCE_IN_BF16 in flags or (is_aware and is_half(flags.get(MAIN_GRADS)))
-    of_fp16 = "fp16" in flags and not wide_sums
-    gradients = GRADIENTS if ("bf16" in flags and narrow_sums) or of_fp16 else ()
+    """The option on gradients and moments in 16 bits. Moments are where both have as many bits."""
+    is_aware = AWARE in flags
     moments = (MOMENTS,) if is_aware and all(is_half(flags.get(flag)) for flag in MOMENTS_DTYPES) else ()
-    return state_dtypes_option(*gradients, *moments)
+    if not flags.keys() & {"bf16", "fp16"}:
+        return state_dtypes_option(*moments)
+    if FSDP in flags:
+        return state_dtypes_option(*_of_fsdp(flags), *moments)
+    is_half_there = REDUCE_IN_BF16 in flags or (is_aware and is_half(flags.get(MAIN_GRADS)))
+    if "fp16" in flags:
+        is_half_there = WIDE_GRADIENTS not in flags
+    return state_dtypes_option(*(GRADIENTS if is_half_there else ()), *moments)
+
+
+def _of_fsdp(flags: dict[str, str]) -> list[str]:
+    """What Megatron-FSDP has of gradients in 16 bits: as the weights, where no flag says otherwise, and sent as they
+    are summed [core/distributed/fsdp/src/megatron_fsdp/param_and_grad_buffer.py _resolve_group_grad_dtype]."""
+    said = [flags.get(flag, "auto") for flag in FSDP_DTYPES]
+    summed = is_half(said[0]) or said[0] == "auto"
+    sent = is_half(said[1]) or (said[1] == "auto" and summed)
+    return [name for name, narrow in zip(GRADIENTS, (summed, sent), strict=True) if narrow]
 
 
 def _of_state_dtypes(flags: dict[str, str]) -> Iterator[str]:
@@ -567,6 +579,10 @@ NO_EFFECT = re.compile(
 SHARDED_MUON = "dist_muon"
 """The older name of Muon with --use-distributed-optimizer [Megatron-LM training/arguments.py validate_args]."""
 REDUCE_IN_BF16, AWARE = "grad-reduce-in-bf16", "use-precision-aware-optimizer"
+WIDE_GRADIENTS = "accumulate-allreduce-grads-in-fp32"
+"""With --bf16 and without the first of these Megatron has this one [training/arguments.py validate_args]."""
+FSDP, FSDP_DTYPES = "use-megatron-fsdp", ("megatron-fsdp-main-grads-dtype", "megatron-fsdp-grad-comm-dtype")
+"""Megatron's own FSDP, and the dtypes in which that sums and sends gradients."""
 MAIN_GRADS, MAIN_PARAMETERS = "main-grads-dtype", "main-params-dtype"
 MOMENTS_DTYPES = ("exp-avg-dtype", "exp-avg-sq-dtype")
 """Flags on the dtypes of gradients, master weights and moments; those of the state are read with AWARE alone."""
@@ -586,7 +602,7 @@ READ = (
     *("recompute-activations", "recompute-granularity", "recompute-modules", "recompute-method"),
     *OLDER_RECOMPUTE,
     *("recompute-num-layers", "attention-backend", "cp-comm-type", "bf16", "fp16", "sequence-parallel"),
-    *("use-megatron-fsdp", SHARDING_FLAG, TORCH_FSDP, TORCH_FSDP_ZERO_2, "use-tp-pp-dp-mapping"),
+    *(FSDP, *FSDP_DTYPES, SHARDING_FLAG, TORCH_FSDP, TORCH_FSDP_ZERO_2, "use-tp-pp-dp-mapping"),
     *(EXPERT_RANKS, INSTANCES, "optimizer", "use-distributed-optimizer", *STAGE_FLAGS),
     *(DEEPSPEED_ZERO, DEEPSPEED_RECOMPUTE, LATENT, FREQUENCY, WINDOW, AROUND_ZERO, *OF_ITS_EXPERTS, CUT_EXPERTS),
     *("nproc-per-node", GROUPED, WIDE_ENDS, *WIDE_BLOCKS.values()),
@@ -640,7 +656,7 @@ def _zero(flags: dict[str, str]) -> int:
         return stage
     if TORCH_FSDP in flags:
         return 2 if TORCH_FSDP_ZERO_2 in flags else 3
-    if "use-megatron-fsdp" not in flags:
+    if FSDP not in flags:
         return int("use-distributed-optimizer" in flags or flags.get("optimizer") == SHARDED_MUON)
     strategy = flags.get(SHARDING_FLAG, USUAL_SHARDING)
     if strategy not in SHARDING:

@@ -193,9 +193,9 @@ WHAT = (
         "state_dtypes",
         _state_dtypes,
         "DTYPES",
-        "dtypes of gradients and moments beside FP32 master weights, with backend torch: some of "
-        "gradient_accumulation=bfloat16 (their sum over microbatches), gradient_reduce=bfloat16 (as they are sent), "
-        "moments=bfloat16, joined by commas (default: float32)",
+        "dtypes of gradients and moments beside FP32 master weights: some of gradient_accumulation=bfloat16 (the sum "
+        "over microbatches), gradient_reduce=bfloat16 (as sent; nxd has both in one), moments=bfloat16 (with backend "
+        "torch), joined by commas (default: float32)",
     ),
     Option(
         "keep_bf16",

@@ -316,7 +316,10 @@ def test_megatrons_own_checks_of_layouts() -> None:
     """Megatron-FSDP has a form of checkpoints of its own, positions reach as far as sequences, and experts are gathered
     where nothing asks for all-to-all."""
     plan, mixture = plan_70b(), plan_mixtral()
-    sharded = "    --use-megatron-fsdp --data-parallel-sharding-strategy optim_grads\n    --ckpt-format fsdp_dtensor\n"
+    dtypes = "--megatron-fsdp-main-grads-dtype fp32 --megatron-fsdp-grad-comm-dtype fp32"
+    sharded = (
+        f"--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads\n    {dtypes}\n    --ckpt-format fsdp_dt"
+    )
     assert sharded in export(replace(plan, strategy=replace(plan.strategy, zero=2)), "megatron").text
     assert "--ckpt-format" not in export(plan, "megatron").text
     longer = export(replace(plan, training=replace(plan.training, sequence_length=16384)), "megatron").text

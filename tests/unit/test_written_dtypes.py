@@ -32,6 +32,13 @@ AWARE = "--bf16 --use-precision-aware-optimizer"
         ("--grad-reduce-in-bf16", None, []),
         ("--fp16", GRADIENTS, []),
         ("--fp16 --accumulate-allreduce-grads-in-fp32", None, []),
+        ("--bf16 --use-megatron-fsdp", GRADIENTS, []),
+        ("--bf16 --use-megatron-fsdp --megatron-fsdp-main-grads-dtype fp32", None, []),
+        (
+            "--bf16 --use-megatron-fsdp --megatron-fsdp-main-grads-dtype fp32 --megatron-fsdp-grad-comm-dtype bf16",
+            "gradient_reduce=bfloat16",
+            [],
+        ),
         ("--bf16 --main-grads-dtype bf16 --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16", None, []),
         (f"{AWARE} --main-grads-dtype bf16", GRADIENTS, []),
         (f"{AWARE} --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16", "moments=bfloat16", []),
@@ -115,6 +122,10 @@ def test_a_plan_for_megatron_and_torchtitan() -> None:
     assert not [one for one in written.left_out if one.startswith("state_dtypes")]
     wide = "in float32 by this file, which takes more memory or sends more"
     assert f"state_dtypes={GRADIENTS},moments=bfloat16: {wide}" in torchtitan_toml(plan).left_out
-    sent = megatron_arguments(plan_for(replace(request, state_dtypes="gradient_reduce=bfloat16")))
+    request = replace(request, state_dtypes="gradient_reduce=bfloat16")
+    sent = megatron_arguments(plan_for(replace(request, pins={"zero": 1})))
     assert f"state_dtypes=gradient_reduce=bfloat16: {wide}" in sent.left_out
     assert "--grad-reduce-in-bf16" not in sent.text
+    sharded = megatron_arguments(plan_for(replace(request, pins={"zero": 3})))
+    assert "--megatron-fsdp-main-grads-dtype fp32 --megatron-fsdp-grad-comm-dtype bf16\n" in sharded.text
+    assert not [one for one in sharded.left_out if one.startswith("state_dtypes")]
