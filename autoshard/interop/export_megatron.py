@@ -203,6 +203,11 @@ def _of_muon(plan: Plan) -> Iterator[str]:
     if plan.training.optimizer != MUON:
         return
     yield f"optimizer={MUON}: --muon-momentum and --muon-extra-scale-factor, as the learning rate, are yours to add"
+    if strategy.tp > 1:
+        yield f"optimizer={MUON}: ranks of tp={strategy.tp} orthogonalise each matrix together there, not one for all"
+    products = plan.training.precision.products
+    if strategy.zero and products is not None and products.name in GATHERED_LOW:
+        yield f"precision={products.name}: Megatron gathers parameters in bf16 with Muon"
     if strategy.zero > 1:
         whole = "gradients" if strategy.zero == 2 else "gradients and weights"
         yield f"zero={strategy.zero}: Megatron has no FSDP with Muon; ZeRO-1 is written, with whole {whole}"

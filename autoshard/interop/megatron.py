@@ -16,7 +16,15 @@ from autoshard.interop.megatron_stages import LAYOUT, STAGE_FLAGS, layout_warnin
 from autoshard.interop.written_dtypes import MOMENTS, is_half, state_dtypes_option
 from autoshard.interop.written_layout import AS_ADAMW, LORA, MISSING, WrittenLayout, number, whole_number
 from autoshard.interop.written_model import SAME_PRICE, WrittenModel, guessed_vocabulary
-from autoshard.interop.written_optimizer import IN_PARTS, ON_EACH, ON_ONE, is_muon, optimizer_option, steps_warning
+from autoshard.interop.written_optimizer import (
+    IN_PARTS,
+    ON_EACH,
+    ON_ONE,
+    TOGETHER,
+    is_muon,
+    optimizer_option,
+    steps_warning,
+)
 from autoshard.layout.mesh import tensor_ranks_apart
 from autoshard.schedules import usual_schedule
 from autoshard.spec.rope import RopeScaling
@@ -545,7 +553,9 @@ def _of_muon(flags: dict[str, str], tp: int) -> Iterator[str]:
         yield IN_PARTS.format(said=said, tp=tp, priced=ON_ONE)
     elif tp > 1 and mode in (None, "duplicated"):
         yield ON_EACH.format(said=said, ranks=f"rank of tp={tp}", priced=ON_ONE)
-    elif tp > 1 and mode != "distributed":
+    elif tp > 1 and mode == "distributed":
+        yield TOGETHER.format(said=said, tp=tp, priced=ON_ONE)
+    elif tp > 1:
         yield f"{said}: {ON_ONE}"
     steps = flags.get(MUON_STEPS)
     yield from steps_warning(f"--{MUON_STEPS} {steps}", steps)

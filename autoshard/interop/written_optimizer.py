@@ -16,6 +16,7 @@ MUONS = (MUON, "dist_muon", "distmuon")
 """What frameworks call Muon, in lower case."""
 IN_PARTS = "{said}: each rank of tp={tp} orthogonalises its own parts of matrices there; {priced}"
 ON_EACH = "{said}: each {ranks} orthogonalises all matrices there; {priced}"
+TOGETHER = "{said}: ranks of tp={tp} orthogonalise each matrix together there, with a sum in each iteration; {priced}"
 ON_ONE = "priced with each matrix whole on one rank"
 """Warnings on Muon whose matrices are elsewhere, and the end of each."""
 

@@ -28,6 +28,10 @@ TP = "--tensor-model-parallel-size 4 --bf16"
 ALONE = "--tensor-model-parallel-size 1 --bf16"
 ON_ONE = "priced with each matrix whole on one rank"
 NO_MODE = "no --muon-tp-mode (duplicated today, blockwise before)"
+JOINTLY = (
+    "--muon-tp-mode distributed: ranks of tp=4 orthogonalise each matrix together there, with a sum in each iteration; "
+    f"{ON_ONE}"
+)
 NO_MASTERS = (
     "muon is priced as AdamW, with two moments: its own price has master weights, which precision bf16_sr lacks and "
     "--precision mixed_precision has"
@@ -44,7 +48,7 @@ def of_megatron(flags: str, **given: Any) -> Written:
     [
         (f"{ALONE} --optimizer muon", []),
         (f"{ALONE} --optimizer muon --muon-tp-mode blockwise", []),
-        (f"{TP} --optimizer muon --muon-tp-mode distributed --muon-momentum 0.95 --muon-num-ns-steps 5", []),
+        (f"{TP} --optimizer muon --muon-tp-mode distributed --muon-momentum 0.95 --muon-num-ns-steps 5", [JOINTLY]),
         (f"{TP} --optimizer muon", [f"{NO_MODE}: each rank of tp=4 orthogonalises all matrices there; {ON_ONE}"]),
         (
             f"{TP} --optimizer muon --muon-tp-mode duplicated",
@@ -232,11 +236,14 @@ def with_muon(plan: Plan, **changes: Any) -> Plan:
 YOURS = "optimizer=muon: --muon-momentum and --muon-extra-scale-factor, as the learning rate, are yours to add"
 
 
+WITH_ALL = "optimizer=muon: ranks of tp=8 orthogonalise each matrix together there, not one for all"
+
+
 def test_muon_in_megatrons_words() -> None:
     plan = with_muon(plan_mixtral())
     written = export(plan, "megatron")
     assert "    --optimizer muon --muon-num-ns-steps 5 --muon-tp-mode distributed\n" in written.text
-    assert [one for one in written.left_out if "uon" in one] == [YOURS]
+    assert [one for one in written.left_out if "uon" in one] == [YOURS, WITH_ALL]
     again = imported(written.text, "train.sh", instance="trn1.32xlarge", nodes=plan.cluster.nodes, backend="torch")
     assert (again.training.optimizer, again.strategy.zero) == ("muon", plan.strategy.zero)
     assert "--optimizer muon --muon-num-ns-steps 5\n" in export(with_muon(plan_mixtral(), tp=1), "megatron").text
@@ -247,7 +254,9 @@ def test_megatron_holds_no_weights_of_muon_in_fewer_bits() -> None:
     plan = plan_mixtral()
     plan = replace(plan, training=replace(plan.training, precision=PRECISIONS["fp8"]))
     assert "--fp8-recipe delayed --fp8-param-gather\n" in export(plan, "megatron").text
-    assert "--fp8-recipe delayed\n" in export(with_muon(plan), "megatron").text
+    written = export(with_muon(plan), "megatron")
+    assert "--fp8-recipe delayed\n" in written.text
+    assert "precision=fp8: Megatron gathers parameters in bf16 with Muon" in written.left_out
 
 
 @pytest.mark.parametrize(("zero", "whole"), [(2, "gradients"), (3, "gradients and weights")])
@@ -258,6 +267,7 @@ def test_megatrons_muon_has_no_fsdp(zero: int, whole: str) -> None:
     assert not any(flag in written.text for flag in ("fsdp", "--num-distributed-optimizer-instances"))
     assert [one for one in written.left_out if "uon" in one] == [
         YOURS,
+        WITH_ALL,
         f"zero={zero}: Megatron has no FSDP with Muon; ZeRO-1 is written, with whole {whole}",
         "dp_replicate=2: Megatron's Muon has one group of shards, over all of dp",
     ]
