@@ -16,7 +16,7 @@ def installed_plugins() -> tuple[Listed, ...]:
     from autoshard.bench.predictors import PREDICTORS
     from autoshard.explanation.renderers import RENDERERS, STANDARD
     from autoshard.models.families import FAMILIES, check_modules
-    from autoshard.planner.other_search import COST_MODELS
+    from autoshard.planner.cost_models import COST_MODELS
     from autoshard.planner.searchers import SEARCHERS
     from autoshard.plans.search_result import EXACT, OURS
     from autoshard.schedules import SCHEDULES

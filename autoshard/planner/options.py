@@ -13,7 +13,7 @@ from autoshard.cost.interval import FIT_PROBABILITY
 from autoshard.files.option_values import WrongValueError, number, one_of, path, share, shortened, text, whole, whole_or
 from autoshard.graph.recompute import canonical
 from autoshard.layout.mesh import parse_axis_order
-from autoshard.planner.other_search import COST_MODELS
+from autoshard.planner.cost_models import COST_MODELS
 from autoshard.planner.request import (
     EVALUATIONS,
     GLOBAL_BATCH,

@@ -14,20 +14,18 @@ from autoshard.cost.estimate import estimate
 from autoshard.errors import AutoshardError, NoLayoutFits, NoneFound
 from autoshard.files.fields import show
 from autoshard.planner.collector import uncollected
+from autoshard.planner.cost_models import COST_MODELS
 from autoshard.planner.no_answer import NothingFits
 from autoshard.planner.rejections import MEMORY
 from autoshard.planner.request import EVALUATIONS, PlanRequest
 from autoshard.planner.searchers import SEARCHERS
 from autoshard.plans.search_result import EXACT, OURS, Candidate, Pins
-from autoshard.plugins.table import Table
 from autoshard.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from autoshard.planner.search import Searched
-    from autoshard.planner.space import CostModel, Price, Space
+    from autoshard.planner.space import Price, Space
 
-COST_MODELS: Table[CostModel] = Table("cost_models", callable, "a function of (problem, columns)")
-"""By name, those of plug-ins; autoshard's own is not among them."""
 NOT_PRICED = "not looked at by the searcher"
 SEED = 0
 """The same request gives the same plan."""

@@ -608,6 +608,17 @@ def test_the_version_imports_no_command() -> None:
     assert done.stdout == f"autoshard {autoshard.__version__}\nset()\n"
 
 
+@pytest.mark.parametrize("words", [["plan", "--help"], ["plan", "--noodes", "4"]])
+def test_help_and_wrong_flags_import_no_search(words: list[str]) -> None:
+    code = (
+        "import atexit, sys; from autoshard.cli import main; unused = {'numpy', 'autoshard.planner.search'}; "
+        f"atexit.register(lambda: print(unused & {{*sys.modules}})); main({words!r})"
+    )
+    env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=120)
+    assert done.stdout.endswith("set()\n"), done.stdout
+
+
 def test_garbage_is_collected_again_after_a_plan(capsys: pytest.CaptureFixture[str]) -> None:
     assert gc.isenabled()
     assert main([*SMALL, "--out", "plan.json"]) == 0 and gc.isenabled()

@@ -1103,7 +1103,7 @@ OWN_WORDS = "import autoshard\ndef go(space, rng): raise autoshard.AutoshardErro
 
 def _forget() -> None:
     """Forgets what was loaded from a package of the same name in another folder."""
-    from autoshard.planner.other_search import COST_MODELS
+    from autoshard.planner.cost_models import COST_MODELS
 
     COST_MODELS._loaded.clear()
     _entries.cache_clear()
