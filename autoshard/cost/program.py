@@ -36,6 +36,7 @@ from autoshard.graph.recompute import (
     replay_held_bytes,
     replayed_activations,
     segments,
+    waiting_twice_bytes,
 )
 from autoshard.graph.routing_kinds import AROUND_EXPERTS
 from autoshard.graph.states import REPLICATED
@@ -55,7 +56,8 @@ LawOf = Callable[[str, tuple[str, ...]], CollectiveLaw]
 @dataclass(frozen=True)
 class Recompute:
     """The meaning of a named recompute set for one program. repeated: [start, stop) steps that run forward again.
-    kept_bytes, replay_bytes, segment_bytes, again_bytes, at_weights_bytes, for_weights_bytes: as in Part."""
+    kept_bytes, replay_bytes, segment_bytes, again_bytes, at_weights_bytes, for_weights_bytes, weights_waiting_bytes: as
+    in Part."""
 
     repeated: tuple[tuple[int, int], ...]
     kept_bytes: float
@@ -64,6 +66,7 @@ class Recompute:
     again_bytes: float
     at_weights_bytes: float
     for_weights_bytes: float
+    weights_waiting_bytes: float
 
 
 Issued = tuple[tuple[str, tuple[str, ...], int], ...]
@@ -179,10 +182,6 @@ class ProgramWork:
         """Bytes that the fullest step of backward works with, as Part has them."""
         return self.fullest.bytes
 
-    @property
-    def weights_waiting_bytes(self) -> float:
-        return self.at_steps.waiting_bytes
-
     @cached_property
     def moments(self) -> Moments:
         begins = [*map(add, self.at_steps.gradients, self._held_bytes)]
@@ -279,7 +278,9 @@ class ProgramWork:
             kept = sum(kept_activations(self.program, name).values())
             saved = [sum(replayed_activations(self.program, one).values()) for one in repeated]
             held, again = held_bytes(self.program, name), replay_held_bytes(self.program, name)
-            working, tiles, forward, forward_tiles, gradients, put_off, _ = self.at_steps
+            working, tiles, forward, forward_tiles, gradients, put_off, waits = self.at_steps
+            twice = waiting_twice_bytes(self.program, name)
+            put_off = [*map(add, put_off, twice)]
             inside = [*map(add, forward, forward_tiles)]
             ends = any(op.kind in LOSSES for op in self.program.graph.operators)  # there backward has most
             at_first = 0.0 if ends else max(map(add, held, inside), default=0.0)
@@ -302,6 +303,7 @@ class ProgramWork:
                 self.moments.again_bytes([one + other - kept for one, other in zip(held, working, strict=True)]),
                 max((held[place] + working[place] + sum(more) for place, *more in self.at_weights), default=0.0) - kept,
                 max(0.0, max(waiting_bytes, default=0.0) - max(most, kept + self.working_bytes)),
+                waits + sum(twice[:1]),
             )
         return self._recompute[name]
 
@@ -349,7 +351,7 @@ class PricedProgram:
             again_bytes=recompute.again_bytes,
             at_weights_bytes=recompute.at_weights_bytes,
             weight_gradients_s=sum(step.put_off_s for step in self.steps),
-            weights_waiting_bytes=work.weights_waiting_bytes,
+            weights_waiting_bytes=recompute.weights_waiting_bytes,
             for_weights_bytes=recompute.for_weights_bytes,
             matrices=work.matrices,
             num_tensors=work.num_tensors,

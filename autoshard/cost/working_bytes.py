@@ -30,7 +30,8 @@ class AtSteps(NamedTuple):
     forward: what is there while the step runs forward, beside what it and those before it save; forward_tiles:
     `forward_tile_bytes`, beside these. gradients: that of its output, and those that wait: what is there where steps
     run again from it on, to the front. put_off: beside `working`, what waits for gradients of weights of steps behind
-    it where a schedule puts these off; waiting_bytes: what does when the backward of all is over.
+    it where a schedule puts these off; waiting_bytes: what does when the backward of all is over. Neither counts what
+    waits a second time where steps run again (`waiting_twice_bytes`).
     """
 
     working: Sequence[float]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate, pairwise
@@ -14,6 +14,7 @@ from autoshard.files.fields import show
 from autoshard.graph.count import QUANTIZED, operator_steps, saved_activations
 from autoshard.graph.ir import Operator, Tensor
 from autoshard.graph.partition import GatherEinsumStep, Program, RedistributeStep, Step
+from autoshard.graph.weight_gradients import waiting_inputs
 
 BLOCK_MODULES = ("attention_norm", "attention", "core_attention", "mlp_norm", "mlp", "residual")
 """Modules of a transformer block; embedding and head lie outside of every recompute set."""
@@ -125,12 +126,13 @@ def _cuts(owners: tuple[Owner | None, ...], recompute: str) -> tuple[tuple[int, 
 
 class StepBuffers(NamedTuple):
     """The buffers of one step, as places among all that a program names: those that it saves for its backward, the
-    views that it reads (but for parameters), those that it writes. computes: whether it saves something that it did not
-    read."""
+    views that it reads (but for parameters), those that it writes, and of those that it saves the ones that gradients
+    of its weights need. computes: whether it saves something that it did not read."""
 
     saved: tuple[int, ...]
     read: tuple[int, ...]
     written: tuple[int, ...]
+    for_weights: tuple[int, ...]
     computes: bool
 
 
@@ -154,6 +156,7 @@ class Pattern:
     steps: tuple[StepBuffers, ...]
     _segments: dict[str, tuple[Segment, ...]] = field(default_factory=dict)
     _changes: dict[str, tuple[Change, ...]] = field(default_factory=dict)
+    _waiting_twice: dict[str, tuple[Change, ...]] = field(default_factory=dict)
     _kept: dict[tuple[int, int, bool], tuple[int, ...]] = field(default_factory=dict)
     _replay_stops: dict[tuple[int, int], int] = field(default_factory=dict)
 
@@ -198,6 +201,34 @@ class Pattern:
             if (until := min(since[place], one.stop)) > one.start
             for change in (Change(one.start, place, 1), Change(until, place, -1))
         )
+
+    def waiting_twice(self, recompute: str) -> tuple[Change, ...]:
+        """Which buffers wait a second time for gradients of weights that are put off while the backward of each step
+        runs: the changes, as steps rise; what does from the first step on does when all is over.
+
+        A segment that runs again writes what it computes anew, for its own weights. Steps behind it, such as those of
+        an MLP that reads the same gathered norm, have kept the first one, which waits for theirs.
+        """
+        if recompute not in self._waiting_twice:
+            self._waiting_twice[recompute] = tuple(
+                change for one in self.segments(recompute) if one.recomputed for change in self._waiting_behind(one)
+            )
+        return self._waiting_twice[recompute]
+
+    def _waiting_behind(self, segment: Segment) -> Iterator[Change]:
+        """The part of `waiting_twice` of what one segment that runs again writes."""
+        behind = self.steps[segment.stop :]
+        written = {place for step in self.steps[segment.start : segment.replay_stop] for place in step.written}
+        waits = written.intersection(place for step in behind for place in step.for_weights)
+        if not waits:
+            return
+        own = {place for step in self.steps[segment.start : segment.stop] for place in step.for_weights}
+        saved = self.first_saved(segment.start, segment.stop)
+        first = self.first_saved(segment.stop, len(self.steps))
+        for place in sorted(waits):
+            if place in saved:
+                yield Change(0 if place in own else saved[place], place, 1)
+                yield Change(first[place], place, -1)
 
     def _since(self, recompute: str) -> dict[int, int]:
         """Place of what is kept -> the first step during whose backward it is there."""
@@ -283,7 +314,8 @@ def _recomputing(program: Program) -> Recomputing:
         )
         computes = not {computed(name.removesuffix(QUANTIZED)) for name in saved} <= read.keys()
         kept = placed({computed(name): size for name, size in saved.items()})
-        steps.append(StepBuffers(kept, placed(read), placed(written), computes))
+        for_weights = tuple(places[name] for name in waiting_inputs(program, step) if places.get(name) in kept)
+        steps.append(StepBuffers(kept, placed(read), placed(written), for_weights, computes))
     return Recomputing(_pattern(_owners(program), tuple(steps)), buffers)
 
 
@@ -343,6 +375,13 @@ def replay_held_bytes(program: Program, recompute: str) -> list[float]:
     """The same while each step runs again."""
     known = recomputing(program)
     return _held_bytes(known, (*known.pattern.changes(recompute), *known.pattern.replay_changes(recompute)))
+
+
+def waiting_twice_bytes(program: Program, recompute: str) -> list[float]:
+    """Bytes of a microbatch on one rank that wait a second time for gradients of weights that are put off while the
+    backward of each step runs; the first step's wait when all is over, too."""
+    known = recomputing(program)
+    return _held_bytes(known, known.pattern.waiting_twice(recompute))
 
 
 def _held_bytes(known: Recomputing, changes: Iterable[Change]) -> list[float]:

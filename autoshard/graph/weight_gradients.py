@@ -10,13 +10,12 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from autoshard.graph.count import operator_steps
-from autoshard.graph.partition import GatherEinsumStep, OperatorStep, Program, learns_projection
+from autoshard.graph.partition import GatherEinsumStep, OperatorStep, Program, Step, learns_projection
 
 
 def projections(program: Program) -> tuple[OperatorStep, ...]:
     """The projections of a program, in its order, with those behind a shared gather."""
-    steps = (one for step in program.steps for one in operator_steps(step))
-    return tuple(one for one in steps if learns_projection(program.graph, one.operator))
+    return tuple(one for step in program.steps for one in _learning(program, step))
 
 
 class Waiting(NamedTuple):
@@ -35,20 +34,27 @@ def waiting_bytes(steps: Sequence[Waiting]) -> float:
 
 
 def waiting_of_steps(program: Program, whole: Mapping[str, str]) -> list[Waiting]:
-    """Step by step, what waits for the gradients of its weights. whole: of `gradient_storages`.
+    """Step by step, what waits for the gradients of its weights. whole: of `gradient_storages`."""
+    found = []
+    for step in program.steps:
+        outputs = [one.operator.output for one in _learning(program, step)]
+        gradients = {whole.get(output, output): float(program.local_bytes[output]) for output in outputs}
+        found.append(Waiting(waiting_inputs(program, step), gradients))
+    return found
+
+
+def waiting_inputs(program: Program, step: Step) -> dict[str, float]:
+    """Waiting.inputs of a step.
 
     An input that several projections read waits once; one that is gathered waits ungathered, and is gathered again in
     `W`.
     """
-    sources = {step.gather.target: step.gather.source for step in program.steps if isinstance(step, GatherEinsumStep)}
-    storages, found = program.storages, []
-    for step in program.steps:
-        inputs: dict[str, float] = {}
-        gradients: dict[str, float] = {}
-        for one in operator_steps(step):
-            if learns_projection(program.graph, one.operator):
-                view, output = sources.get(one.inputs[0], one.inputs[0]), one.operator.output
-                inputs[storages.get(view, view)] = float(program.local_bytes[view])
-                gradients[whole.get(output, output)] = float(program.local_bytes[output])
-        found.append(Waiting(inputs, gradients))
-    return found
+    views = [one.inputs[0] for one in _learning(program, step)]
+    if isinstance(step, GatherEinsumStep):
+        views = [step.gather.source if view == step.gather.target else view for view in views]
+    return {program.storages.get(view, view): float(program.local_bytes[view]) for view in views}
+
+
+def _learning(program: Program, step: Step) -> list[OperatorStep]:
+    """The projections of a step."""
+    return [one for one in operator_steps(step) if learns_projection(program.graph, one.operator)]

@@ -19,7 +19,7 @@ from autoshard.cost.rank import End
 from autoshard.cost.stage import collective_laws
 from autoshard.cost.stage_program import AS_WRITTEN, UNITS, Rewrites, stage_work
 from autoshard.cost.zero_sharding import Unit
-from autoshard.graph.recompute import COMMON_SETS, held_bytes, replay_held_bytes, segments
+from autoshard.graph.recompute import COMMON_SETS, held_bytes, replay_held_bytes, segments, waiting_twice_bytes
 from autoshard.layout.strategy import even_stage_layers
 from autoshard.models.registry import load_model
 from autoshard.planner.grid.cuts import balanced_cuts, even_cuts
@@ -105,6 +105,21 @@ def test_gradients_of_a_step_with_nothing_to_run_again_may_be_most() -> None:
         for row in range(len(one.memory_bytes)):
             expected = estimate(*problem[:3], one.strategy(row)).fullest.total_bytes
             assert one.memory_bytes[row] == pytest.approx(expected, rel=1e-12)
+
+
+def test_what_waits_twice_is_priced_by_set() -> None:
+    """Where attention runs again, the MLP of Command R keeps a gathered norm of its own."""
+    training = TrainingSpec(4096, 24, load_precision("mixed_precision"))
+    problem = Problem(load_model("command-r-08-2024"), training, load_cluster("h100-80gb", 1), "torch")
+    table = Table(problem, ("none", "attention", "core_attention", "full"))
+    for mesh in legal_layouts(problem, Pins(tp=4, pp=2, cp=1, schedule="zero_bubble"), Tally()):
+        for draft in mesh.drafts:
+            table.add(draft)
+    rows = [(one, row) for one in table.price() for row in range(len(one.memory_bytes))]
+    assert {name for one, row in rows for name in one.strategy(row).recompute} >= {"attention", "core_attention"}
+    for one, row in rows:
+        expected = estimate(*problem[:3], one.strategy(row)).fullest.total_bytes
+        assert one.memory_bytes[row] == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -196,7 +211,8 @@ def test_larger_microbatches_are_the_smallest_scaled(name: str, shape: LocalShap
             assert own.laws == other.laws and np.array_equal(6 * own.size, other.size)
             assert np.array_equal(own.step, other.step) and np.array_equal(own.law, other.law)
         assert (
-            working_bytes_of(one, 6) == six.working_bytes and 6 * one.weights_waiting_bytes == six.weights_waiting_bytes
+            working_bytes_of(one, 6) == six.working_bytes
+            and 6 * one.at_steps.waiting_bytes == six.at_steps.waiting_bytes
         )
         assert one.parameters == six.parameters
         fixed_of_steps = [fixed_bytes_of(one.program, place) for place in range(len(one.program.steps))]
@@ -206,7 +222,8 @@ def test_larger_microbatches_are_the_smallest_scaled(name: str, shape: LocalShap
             assert (6 * of_one.kept_bytes, 6 * of_one.segment_bytes) == (of_six.kept_bytes, of_six.segment_bytes)
             assert 6 * of_one.again_bytes == of_six.again_bytes
             held, fixed = held_bytes(one.program, recompute), fixed_of_steps
-            working, tiles, forward, forward_tiles, gradients, put_off, _ = one.at_steps
+            working, tiles, forward, forward_tiles, gradients, *more, _ = one.at_steps
+            put_off = [*map(sum, zip(*more, waiting_twice_bytes(one.program, recompute), strict=True))]
             held_again = replay_held_bytes(one.program, recompute)
             steps = [*zip(held, working, tiles, fixed, put_off, strict=True)]
             most = max((6 * (kept + work - same) + same + tile for kept, work, tile, same, _ in steps), default=0.0)

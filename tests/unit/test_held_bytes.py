@@ -19,6 +19,7 @@ from autoshard.graph.recompute import (
     recomputing,
     replayed_activations,
     segments,
+    waiting_twice_bytes,
 )
 from autoshard.layout.sharding import stage_program
 from autoshard.models.registry import load_model
@@ -254,6 +255,45 @@ def test_one_gradient_of_two_branches_waits_once() -> None:
     hidden, ffn, kv = model.hidden_size, model.intermediate_size, model.num_key_value_heads * model.head_dim
     inputs, gradients = 2 * hidden + ffn, (hidden + 2 * kv) + 2 * ffn + hidden
     assert at_steps(program_of("cohere")).waiting_bytes == 2 * (BATCH * SEQ * 2) * (inputs + gradients)
+
+
+@pytest.mark.parametrize(
+    ("recompute", "sequence_parallel", "twice_mib"),
+    [
+        ("attention", True, 64),
+        ("attention+core_attention", True, 64),
+        ("attention+mlp", True, 64),
+        ("attention+core_attention+mlp", True, 0),
+        ("mlp", True, 0),
+        (NO_RECOMPUTE, True, 0),
+        (FULL_RECOMPUTE, True, 0),
+        ("attention", False, 0),
+    ],
+)
+def test_a_norm_that_is_gathered_again_waits_twice(recompute: str, sequence_parallel: bool, twice_mib: int) -> None:
+    """Command R's attention and MLP read one norm, 64 MiB when it is gathered. Attention that runs again gathers it
+    anew for its weights, and the MLP, which does not run again with it, has kept the first one for its own: both wait
+    when the backward of the block is over. Ranks that read the norm's output as it is gather nothing."""
+    shape = LocalShape(8, 1, 1, 1, sequence_parallel, "flash")
+    model = load_model("command-r-08-2024")
+    program = shape_program(model, 4096, 1.25, "bfloat16", shape, True, (0,), first=False, last=False)
+    work = ProgramWork(program)
+    once = work.recompute(NO_RECOMPUTE).weights_waiting_bytes
+    assert work.recompute(recompute).weights_waiting_bytes - once == twice_mib * MIB
+
+
+def test_what_a_step_behind_has_kept_waits_beside_what_runs_again() -> None:
+    """`o_proj` has read attention's output and keeps it for its weight, while attention that runs again has another
+    one; in front of attention only one of the two is left."""
+    program = program_of("llama")
+    twice = {
+        step.operator.name.removeprefix("model.layers.1."): size
+        for step, size in zip(program.steps, waiting_twice_bytes(program, "core_attention"), strict=True)
+        if hasattr(step, "operator") and "layers.1." in step.operator.name
+    }
+    model = MODELS["llama"]
+    output_bytes = BATCH * SEQ * 2 * model.num_attention_heads * model.head_dim
+    assert {name: size for name, size in twice.items() if size} == {"self_attn.core_attention": output_bytes}
 
 
 @pytest.mark.parametrize("recompute", [NO_RECOMPUTE, FULL_RECOMPUTE])

@@ -56,7 +56,7 @@ def numbers(work: ProgramWork) -> Any:
         work.forward,
         work.backward,
         (work.parameters, work.matrices, work.num_tensors, work.moments, work.quantized),
-        (work.working_bytes, work.weights_waiting_bytes),
+        (work.working_bytes, work.at_steps.waiting_bytes),
         [work.recompute(name) for name in ("none", "attention_core", "mlp", "full")],
     )
 

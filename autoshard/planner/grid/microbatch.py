@@ -53,7 +53,7 @@ class FullestColumns(NamedTuple):
 
 class BytesColumns(NamedTuple):
     """Bytes of programs of one local shape, with an entry for each. working: of ProgramWork.fullest. waiting_bytes:
-    what waits for gradients of weights that are put off."""
+    what waits for gradients of weights that are put off, where nothing runs again."""
 
     working: FullestColumns
     waiting_bytes: Array
@@ -122,7 +122,7 @@ def bytes_columns(works: Sequence[ProgramWork]) -> BytesColumns:
     """The bytes of some programs. works: for one sequence a microbatch."""
     return BytesColumns(
         _fullest_columns([_by_growth(work.program, work.fullest) for work in works]),
-        np.array([work.weights_waiting_bytes for work in works], dtype=float),
+        np.array([work.at_steps.waiting_bytes for work in works], dtype=float),
     )
 
 

@@ -152,7 +152,7 @@ class Parts:
             np.stack([by_set(getattr(one, name)) for one in columns.blocks]) for name in ("kept_bytes", "replay_bytes")
         )
         self._kept_with_cp_bytes = self._kept_bytes - self._exchanges.dispatched.shared
-        self._waiting_bytes = np.stack([by_set(one.weights_waiting_bytes)[:, 0] for one in columns.blocks])
+        self._waiting_bytes = np.stack([by_set(one.weights_waiting_bytes).min(1) for one in columns.blocks])
         self._waiting_with_cp_bytes = self._waiting_bytes - self._exchanges.dispatched.waiting
         self._working_bytes = np.stack([by_set(one.working_bytes)[:, 0] for one in columns.blocks])
         self._working_with_cp_bytes = self._working_bytes - self._exchanges.dispatched.waiting

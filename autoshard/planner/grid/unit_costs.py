@@ -270,14 +270,14 @@ def stage_law(problem: Problem, shape: LocalShape) -> LawOf:
     return collective_laws(problem.model, problem.cluster, shape)
 
 
-BY_SET = 12
+BY_SET = 13
 """Kinds of bytes in SetBytes that differ by set."""
 BY_PROGRAM = 3
 """Kinds that do not."""
-AT_WEIGHTS, FULLEST, FORWARD, FULLEST_WAITING, FORWARD_WAITING = 3, 4, 6, 8, 10
+AT_WEIGHTS, FULLEST, FORWARD, FULLEST_WAITING, FORWARD_WAITING, WAITING_TWICE = 3, 4, 6, 8, 10, 12
 """Of those that do, the places of what is there with the gradients of an operator's weights, and at the fullest step of
-backward and of forward, with a tile of scores; behind each of these steps, without any. Of the last two with what waits
-for gradients of weights."""
+backward and of forward, with a tile of scores; behind each of these steps, without any. Of the next two with what waits
+for gradients of weights. Of the last, what waits for these a second time."""
 
 
 class SetColumns(NamedTuple):
@@ -296,8 +296,9 @@ class SetBytes(NamedTuple):
 
     slope_bytes: what one sequence more adds to the bytes that programs keep, that their largest segment saves and that
     all do, zeros, to those that are there at the fullest step of backward and at that of forward, of both with a tile
-    of scores and without, and all four with what waits for gradients of weights, (n x set,) each, that they work with,
-    with a tile and without, and that wait for gradients of weights, (n,) each. fixed_bytes: what is there without any.
+    of scores and without, and all four with what waits for gradients of weights, what waits for these a second time,
+    (n x set,) each, that they work with, with a tile and without, and that wait for gradients of weights, (n,) each.
+    fixed_bytes: what is there without any.
     at_weights: what belongs where the zeros are, of each program with blocks: the same of its steps that have gradients
     of weights, (set, step) and (step,). Which one needs most depends on how many sequences there are.
     """
@@ -340,6 +341,9 @@ def _sets_bytes(programs: Programs, recompute: tuple[str, ...]) -> SetBytes:
             for steps, most in work.moments.in_front:
                 again = untiled[:, steps].max(1) - kept_bytes[program] - most
                 again_bytes[program] = np.maximum(again_bytes[program], again)
+            if len(places.waiting_twice[0]):
+                twice = places.held_bytes(places.waiting_twice, sizes)
+                put_off, by_set[WAITING_TWICE, program] = put_off + twice, twice[:, 0]
             for place, needed in ((FULLEST, untiled), (FULLEST_WAITING, untiled + put_off)):
                 heaviest = (needed + tiles).argmax(1)
                 same = {step: tiles[step] + fixed_bytes_of(work.program, step) for step in {*heaviest.tolist()}}
@@ -374,13 +378,14 @@ def _fullest_forward(
 ) -> tuple[Array, Array]:
     """(bytes at the fullest step of forward but for its tile, bytes of that tile), by set. at_first, again: bytes at
     each step, but for tiles, where it runs for the first time and where it runs again, (set, step). at_last: bytes that
-    are there besides where steps run again from it on, to the front, and tiles: by step; None: without tiles."""
+    are there besides where steps run again from it on, to the front, by step, or (set, step). tiles: by step; None:
+    without tiles."""
     if tiles is not None:
         at_first, again = at_first + tiles, again + tiles
     needed = np.zeros((len(at_first), 1 + len(places.spans)))
     needed[:, 0] = at_first.max(1, initial=0.0)
     for place, (start, stop, last) in enumerate(places.spans, 1):
-        needed[:, place] = again[:, start:stop].max(1, initial=0.0) + at_last[last]
+        needed[:, place] = again[:, start:stop].max(1, initial=0.0) + at_last[..., last]
     needed[:, 1:] *= places.repeats
     most = needed.max(1)
     if tiles is None:
@@ -401,7 +406,8 @@ class _SetPlaces(NamedTuple):
     it is kept. segments: (segment, buffer), whether the replay of a segment that some set runs again saves it. spans:
     start, replay_stop and last of each. repeats: (set, segment), whether the set does. in_sums: (step, set), whether
     backward repeats the step. changes: the step from which a buffer is there or no longer, counted through the sets,
-    the buffer, and 1 or -1, (change,) each. replay_changes: of further ones, while a step runs again."""
+    the buffer, and 1 or -1, (change,) each. replay_changes: of further ones, while a step runs again. waiting_twice: of
+    those that wait for gradients of weights a second time."""
 
     kept: Array
     segments: Array
@@ -410,6 +416,7 @@ class _SetPlaces(NamedTuple):
     in_sums: Array
     changes: tuple[Array, Array, Array]
     replay_changes: tuple[Array, Array, Array]
+    waiting_twice: tuple[Array, Array, Array]
 
     def held_bytes(self, changes: tuple[Array, Array, Array], sizes: Array) -> Array:
         """Bytes of a microbatch, kept or run again, that are there at each step by these changes, (set, step). sizes:
@@ -445,8 +452,8 @@ def _set_places(pattern: Pattern, recompute: tuple[str, ...]) -> _SetPlaces:
         return step, buffer, sign
 
     spans = [(one.start, one.replay_stop, one.last) for one in segments]
-    changes, replay_changes = in_columns(pattern.changes), in_columns(pattern.replay_changes)
-    return _SetPlaces(kept, of_segments, spans, repeats, in_sums, changes, replay_changes)
+    changes = map(in_columns, (pattern.changes, pattern.replay_changes, pattern.waiting_twice))
+    return _SetPlaces(kept, of_segments, spans, repeats, in_sums, *changes)
 
 
 class _Sums(NamedTuple):
@@ -496,8 +503,8 @@ def _parts(sums: _Sums, sets: int, kinds: int, opens: Array, has_first: bool) ->
     programs, recomputed = sums.backward_s.shape[1], kinds + has_first
     by_set, by_program = np.split(sums.bytes, [BY_SET * programs * sets], axis=1)
     of_sets = by_set.reshape(-1, BY_SET, programs, sets).transpose(1, 2, 0, 3)
-    kept_bytes, segment_bytes, again_bytes, at_weights_bytes, *fullest_bytes = of_sets
-    tiled, untiled, weights_waiting_bytes = by_program.reshape(-1, BY_PROGRAM, programs, 1).transpose(1, 2, 0, 3)
+    kept_bytes, segment_bytes, again_bytes, at_weights_bytes, *fullest_bytes, twice_bytes = of_sets
+    tiled, untiled, waiting_bytes = by_program.reshape(-1, BY_PROGRAM, programs, 1).transpose(1, 2, 0, 3)
     working_bytes = np.maximum(tiled, untiled)
     most, most_waiting = (reduce(np.maximum, fullest_bytes[place : place + 4]) for place in (0, 4))
     replay_bytes = np.maximum(0.0, most - kept_bytes - working_bytes)
@@ -519,7 +526,7 @@ def _parts(sums: _Sums, sets: int, kinds: int, opens: Array, has_first: bool) ->
                 again_bytes=again_bytes[program],
                 at_weights_bytes=at_weights_bytes[program] - kept_bytes[program],
                 weight_gradients_s=backward_s[5, program],
-                weights_waiting_bytes=weights_waiting_bytes[program],
+                weights_waiting_bytes=waiting_bytes[program] + twice_bytes[program],
                 for_weights_bytes=for_weights_bytes[program],
             )
         )
