@@ -546,6 +546,22 @@ def test_a_convolution_works_off_documents_slice_by_slice() -> None:
     torch.testing.assert_close(gradients, expected, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("function", [_activated, _convolved])
+def test_a_linear_layer_behind_a_convolution_keeps_no_copy_of_its_own(function: Function) -> None:
+    """A Mamba-1 block reads what it convolved twice, in a linear layer and in the scan: it keeps it once, of several
+    sequences, too."""
+    x, weight, matrix = numbers(torch.float32, (BATCH, 7, 5), (5, 4), (3, 5))
+    convolved, kept = function(x, weight, starts=None), set()
+
+    def keep(value: torch.Tensor) -> torch.Tensor:
+        kept.add(value.data_ptr())
+        return value
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
+        F.linear(convolved, matrix)
+    assert kept == {convolved.data_ptr(), matrix.data_ptr()}
+
+
 def test_a_layer_norm_of_weight_one_plus_w_loses_nothing_in_bf16() -> None:
     """A weight of 2^-10 changes an output of its own rounding, though 1 + 2^-10 is 1 in BF16; as in FP64."""
     x = torch.linspace(-2, 3, 3 * 64, dtype=torch.float64).view(3, 64).bfloat16().requires_grad_()

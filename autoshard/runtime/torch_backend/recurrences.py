@@ -115,7 +115,8 @@ def _convolved(
         dilation=dilation,
         groups=flat.shape[1],
     )
-    return out.transpose(1, 2).reshape(x.shape)
+    # its channels are torch's second dim; a linear layer behind would copy it once more and keep the copy, too
+    return out.transpose(1, 2).reshape(x.shape).contiguous()
 
 
 def _convolved_inside(
