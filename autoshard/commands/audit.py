@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
-import sys
 from collections.abc import Mapping
 from typing import Any
 
 import autoshard
-from autoshard.commands.output import load_plan, page_width, say, wants_color
+from autoshard.commands.output import load_plan, show_as
 from autoshard.commands.parser import Parser, add_format
 from autoshard.errors import AutoshardError
 from autoshard.files.option_values import path, text
@@ -37,10 +35,7 @@ def add_arguments(parser: Parser) -> None:
 def run(values: Mapping[str, Any]) -> int:
     stages = _stages(values["stages"])
     found = autoshard.audit(load_plan(values["plan"]), stages=stages, use_cache=not values["no_cache"])
-    if values["format"] == "json":
-        say(json.dumps(found.to_dict(), indent=1))
-    else:
-        sys.stdout.write(found.page(page_width(), wants_color()))
+    show_as(values["format"], found.to_dict, found.page)
     return 0 if found.agrees else 1
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Mapping
 from typing import Any
 
 import autoshard
-from autoshard.commands.output import load_plan, page_width, say, wants_color
+from autoshard.commands.output import load_plan, say, show_as
 from autoshard.commands.parser import Parser, add_format
 from autoshard.errors import AutoshardError
 from autoshard.files.option_values import path
@@ -49,8 +47,6 @@ def run(values: Mapping[str, Any]) -> int:
     if values["html"]:
         found.save_html(out)
         say(f"wrote {out}; open it in a browser")
-    elif values["format"] == "json":
-        say(json.dumps(found.to_dict(), indent=1))
     else:
-        sys.stdout.write(found.page(page_width(), wants_color()))
+        show_as(values["format"], found.to_dict, found.page)
     return 0

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import autoshard
-from autoshard.commands.output import say_listing
+from autoshard.commands.output import show_as
 from autoshard.commands.parser import Parser, add_format
 
 SUMMARY = "the instances that can be named, with their devices"
@@ -25,5 +25,6 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(values: Mapping[str, Any]) -> int:
-    say_listing(autoshard.list_instances(" ".join(values["words"])), values["format"])
+    found = autoshard.list_instances(" ".join(values["words"]))
+    show_as(values["format"], found.to_list, found.page)
     return 0

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
 from typing import Any
 
 import autoshard
-from autoshard.commands.output import load_plan, page_width, say, wants_color
+from autoshard.commands.output import load_plan, show_as
 from autoshard.commands.parser import Parser, add_format
 from autoshard.files.option_values import path, whole
 
@@ -49,10 +48,7 @@ def run(values: Mapping[str, Any]) -> int:
         check_form(values["out"])
     planned = autoshard.memory(load_plan(values["plan"]), rank=values["rank"])
     found = planned if values["snapshot"] is None else planned.diagnose(values["snapshot"])
-    if values["format"] == "json":
-        say(json.dumps(found.to_dict(), indent=1))
-    else:
-        sys.stdout.write(found.page(page_width(), wants_color()))
+    show_as(values["format"], found.to_dict, found.page)
     if values["out"] is not None:
         planned.save(values["out"])
         sys.stderr.write(f"wrote {values['out']}\n")

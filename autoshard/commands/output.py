@@ -7,10 +7,10 @@ import os
 import shlex
 import shutil
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from autoshard.interface.listing import Listing
     from autoshard.interface.planned import Plan
 
 PIPE_WIDTH = 100
@@ -34,12 +34,13 @@ def say(*lines: str) -> None:
     sys.stdout.write("".join(f"{line}\n" for line in lines))
 
 
-def say_listing(listing: Listing[Any], form: str) -> None:
-    """Prints a list of models or instances. form: 'text' or 'json'."""
+def show_as(form: str, content: Callable[[], object], page: Callable[[int, bool], str]) -> None:
+    """Prints what a command found. form: 'text' or 'json'. content: gives what JSON says. page: gives the text, of a
+    width in columns and in colour or not."""
     if form == "json":
-        say(json.dumps(listing.to_list(), indent=1))
+        say(json.dumps(content(), indent=1))
     else:
-        sys.stdout.write(listing.page(page_width(), wants_color()))
+        sys.stdout.write(page(page_width(), wants_color()))
 
 
 def next_command(*words: str) -> str:
@@ -63,7 +64,4 @@ def load_plan(file: str) -> Plan:
 
 def show_plan(plan: Plan, form: str) -> None:
     """Prints the explanation of a plan. form: 'text' or 'json'."""
-    if form == "json":
-        say(json.dumps(plan.describe().to_dict(), indent=1))
-    else:
-        sys.stdout.write(plan.page(page_width(), wants_color()))
+    show_as(form, lambda: plan.describe().to_dict(), plan.page)

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import autoshard
-from autoshard.commands.output import command, next_command, page_width, say, show_plan, wants_color
+from autoshard.commands.output import command, next_command, page_width, say, show_as, show_plan, wants_color
 from autoshard.commands.parser import Parser, add_format
 from autoshard.errors import AutoshardError
 from autoshard.files.option_values import path, whole
 from autoshard.planner.options import PINS, WHAT, Option
 from autoshard.planner.request import TOP
-
-if TYPE_CHECKING:
-    from autoshard.interface.frontier import Frontier
 
 SUMMARY = "search the fastest layout that fits and write plan.json"
 USAGE = "autoshard plan --model MODEL [options]"
@@ -85,7 +81,8 @@ def run(values: Mapping[str, Any]) -> int:
         for name in OF_A_PLAN:
             if values[name]:
                 raise AutoshardError(f"--pareto lists steps and writes no plan; leave --{name} out")
-        _show(autoshard.frontier(**asked, beaten_path=values["beaten_path"]), values["format"])
+        frontier = autoshard.frontier(**asked, beaten_path=values["beaten_path"])
+        show_as(values["format"], frontier.to_list, frontier.page)
         return 0
     top, out = TOP if values["top"] is None else values["top"], values["out"] or PLAN
     plan = autoshard.plan(**asked, top=top, exhaustive=values["exhaustive"], beaten_path=values["beaten_path"])
@@ -103,10 +100,3 @@ def run(values: Mapping[str, Any]) -> int:
             say(f"why, and what else: {command('explain', out)}")
             say("the terms in plain words: autoshard explain --glossary")
     return 0
-
-
-def _show(found: Frontier, form: str) -> None:
-    if form == "json":
-        say(json.dumps(found.to_list(), indent=1))
-    else:
-        say(found.page(page_width(), wants_color()).rstrip("\n"))
