@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from autoshard.errors import AutoshardError
 from autoshard.files.fields import SHOWN_CHARACTERS, show
-from autoshard.files.text_file import MAX_DEPTH, MAX_DIGITS, decode, given_twice, is_deeper_than, printable, read_bytes
+from autoshard.files.text_file import MAX_DEPTH, MAX_DIGITS, decode, given_twice, is_too_deep, printable, read_bytes
 
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")
 """An escape of half a character beyond U+FFFF, with its other half or alone."""
@@ -54,7 +54,7 @@ def parse_json(data: bytes, where: str, has_infinity: bool = False) -> object:
         _fail_to_parse(where, text, error)
     except (_RejectedError, RecursionError):
         _fail_at_offence(where, text, words)
-    if is_deeper_than(value, MAX_DEPTH) or lone_surrogate(text, value):
+    if is_too_deep(value) or lone_surrogate(text, value):
         _fail_at_offence(where, text, words)
     return value
 

@@ -72,10 +72,10 @@ def decode(data: bytes, where: str) -> str:
         ) from None
 
 
-def is_deeper_than(value: object, depth: int) -> bool:
-    """Whether dicts and lists are nested in more than `depth` levels."""
+def is_too_deep(value: object) -> bool:
+    """Whether dicts and lists are nested in more than MAX_DEPTH levels."""
     containers = [value] if isinstance(value, (dict, list)) else []
-    for _ in range(depth):
+    for _ in range(MAX_DEPTH):
         children = (child for item in containers for child in (item.values() if isinstance(item, dict) else item))
         containers = [child for child in children if isinstance(child, (dict, list))]
     return bool(containers)

@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from autoshard.errors import AutoshardError
-from autoshard.files.text_file import MAX_DEPTH, is_deeper_than
+from autoshard.files.text_file import MAX_DEPTH, is_too_deep
 
 _PART = re.compile(r"""(?:[\w-]+|"(?:[^"\\\n]|\\.)*"?|'[^'\n]*'?)[ \t]*(\.?)[ \t]*""")
 """Part of a key, bare or quoted, and the dot that another part follows. Text in several lines is read as keys, too."""
@@ -26,7 +26,7 @@ def parse_toml(text: str, where: str) -> dict[str, Any]:
         if _longest_key(text) > MAX_DEPTH:  # before parsing, the time of which grows with the square of a key's parts
             raise RecursionError
         found: dict[str, Any] = parser.loads(text)
-        if is_deeper_than(found, MAX_DEPTH):
+        if is_too_deep(found):
             raise RecursionError
     except RecursionError:
         raise AutoshardError(f"{where}: nested deeper than {MAX_DEPTH} levels") from None

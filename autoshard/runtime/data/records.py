@@ -11,7 +11,7 @@ from typing import Any
 
 from autoshard.errors import AutoshardError
 from autoshard.files.json_file import lone_surrogate
-from autoshard.files.text_file import MAX_DEPTH, is_deeper_than
+from autoshard.files.text_file import MAX_DEPTH, is_too_deep
 from autoshard.runtime.data.files import ARROW, JSONL, PARQUET, DataFiles
 from autoshard.units import format_bytes
 
@@ -87,7 +87,7 @@ def _jsonl(file: Path, name: str, columns: tuple[str, ...] | None) -> Iterator[R
                 raise AutoshardError(f"{place} is not JSON: {_first_line(error)}") from error
             if not isinstance(values, dict):
                 raise AutoshardError(f"{place} is not a JSON object")
-            if text.count("[") + text.count("{") > MAX_DEPTH and is_deeper_than(values, MAX_DEPTH):
+            if text.count("[") + text.count("{") > MAX_DEPTH and is_too_deep(values):
                 raise AutoshardError(f"{place} is nested deeper than {MAX_DEPTH} levels")
             if half := lone_surrogate(text, values):
                 raise AutoshardError(f"{place}: {half}")
