@@ -56,7 +56,7 @@ def megatron_arguments(plan: Plan) -> Exported:
     torchrun = f"--nnodes {plan.cluster.nodes} --nproc-per-node {plan.cluster.devices_per_node}"
     lines = [*_model(plan), *_layout(plan), *_batch(plan)]
     body = "".join(f"    {line}\n" for line in lines)
-    text = f"{title(plan, '#')}TORCHRUN_ARGUMENTS=(\n    {torchrun}\n)\nMEGATRON_ARGUMENTS=(\n{body})\n"
+    text = f"{title(plan)}TORCHRUN_ARGUMENTS=(\n    {torchrun}\n)\nMEGATRON_ARGUMENTS=(\n{body})\n"
     return Exported(text, _left_out(plan))
 
 

@@ -56,7 +56,7 @@ def nxdt_yaml(plan: Plan) -> Exported:
         "model": _model(plan),
         "precision": _precision(plan),
     }
-    return Exported(title(plan, "#") + str(yaml.safe_dump(values, sort_keys=False, width=120)), _left_out(plan))
+    return Exported(title(plan) + str(yaml.safe_dump(values, sort_keys=False, width=120)), _left_out(plan))
 
 
 def _trainer(plan: Plan) -> dict[str, Any]:

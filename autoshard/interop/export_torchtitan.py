@@ -44,7 +44,7 @@ def torchtitan_toml(plan: Plan) -> Exported:
         "parallelism": _parallelism(plan, is_released=True),
         "activation_checkpoint": _activation_checkpoint(strategy),
     }
-    return Exported(title(plan, "#") + "".join(map(_section, sections.items())), _left_out(plan, is_released=True))
+    return Exported(title(plan) + "".join(map(_section, sections.items())), _left_out(plan, is_released=True))
 
 
 def _activation_checkpoint(strategy: Strategy) -> dict[str, str]:
@@ -96,7 +96,7 @@ def torchtitan_registry(plan: Plan) -> Exported:
     if is_neuron:
         unread = "its sources could not be read: change names where they differ"
         left_out += (f"TorchTitan Neuron: {package} and {base} are torchtitan's names in its package; {unread}",)
-    return Exported(title(plan, "#") + "\n".join(lines) + "\n", left_out)
+    return Exported(title(plan) + "\n".join(lines) + "\n", left_out)
 
 
 def _short(plan: Plan) -> str:

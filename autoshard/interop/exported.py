@@ -25,15 +25,15 @@ class Exported:
     left_out: tuple[str, ...]
 
 
-def title(plan: Plan, comment: str) -> str:
+def title(plan: Plan) -> str:
     """The first lines of every exported file, as a comment."""
     strategy, cluster = plan.strategy, plan.cluster
     degrees = f"tp={strategy.tp} pp={strategy.pp} dp={strategy.dp} cp={strategy.cp} ep={strategy.ep}"
     degrees += f" etp={strategy.etp}" if strategy.etp is not None else ""
     degrees += f" dp_replicate={strategy.dp_replicate}" if strategy.dp_replicate > 1 else ""
     return (
-        f"{comment} {plan.model.name} on {cluster.nodes} x {cluster.instance}, {degrees}; written by {plan.made_by}.\n"
-        f"{comment} It holds what the plan determines; data, optimizer, checkpoints and paths are yours to add.\n"
+        f"# {plan.model.name} on {cluster.nodes} x {cluster.instance}, {degrees}; written by {plan.made_by}.\n"
+        f"# It holds what the plan determines; data, optimizer, checkpoints and paths are yours to add.\n"
     )
 
 
