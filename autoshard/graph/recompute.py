@@ -310,7 +310,7 @@ def _recomputing(program: Program) -> Recomputing:
         saved = saved_activations(program, step)
         read, written = (
             {computed(view): float(program.local_bytes[view]) for view in views if _is_kept(program.tensor(view))}
-            for views in (_inputs(step), [view for view in _outputs(step) if computed(view) == view])
+            for views in (read_views(step), [view for view in _outputs(step) if computed(view) == view])
         )
         computes = not {computed(name.removesuffix(QUANTIZED)) for name in saved} <= read.keys()
         kept = placed({computed(name): size for name, size in saved.items()})
@@ -398,7 +398,8 @@ def replayed_activations(program: Program, segment: Segment) -> dict[str, float]
     return known.named(known.pattern.kept_of(segment.start, segment.stop, False))
 
 
-def _inputs(step: Step) -> tuple[str, ...]:
+def read_views(step: Step) -> tuple[str, ...]:
+    """Names of the tensors, or of their redistributed views, that the step reads."""
     if isinstance(step, RedistributeStep):
         return (step.source,)
     if isinstance(step, GatherEinsumStep):

@@ -25,6 +25,7 @@ from autoshard.errors import AutoshardError
 from autoshard.graph.adapters import RANK
 from autoshard.graph.ir import Graph
 from autoshard.graph.partition import GatherEinsumStep, OperatorStep, Program, RedistributeStep, is_projection
+from autoshard.graph.recompute import read_views
 from autoshard.graph.redistribute import Transition
 from autoshard.graph.states import INVARIANT, REPLICATED
 from autoshard.layout.mesh import TENSOR_PARALLEL_AXES
@@ -76,7 +77,7 @@ class _Lowering:
         self._program, self._graph, self._tp = program, program.graph, tensor_axes(program)
         self._readers: dict[str, list[int]] = {}
         for index, step in enumerate(program.steps):
-            for view in _reads(step):
+            for view in read_views(step):
                 self._readers.setdefault(view, []).append(index)
         self._done: set[int] = set()
 
@@ -238,15 +239,6 @@ class _Lowering:
         raise AutoshardError(
             f"NxD has no layer for {op.name} with {asked}{because}; the nearest that it has is {nearest}"
         )
-
-
-def _reads(step: object) -> tuple[str, ...]:
-    if isinstance(step, RedistributeStep):
-        return (step.source,)
-    if isinstance(step, GatherEinsumStep):
-        return (step.gather.source, *(view for one in step.einsums for view in one.inputs[1:]))
-    assert isinstance(step, OperatorStep)
-    return step.inputs
 
 
 def _operators(step: object) -> tuple[OperatorStep, ...]:
