@@ -237,11 +237,17 @@ def is_projection(graph: Graph, op: Operator) -> bool:
     if op.kind != "einsum" or graph.tensors[op.inputs[1]].role != "parameter":
         return False
     x, w, out = (graph.tensors[name].dims for name in (*op.inputs, op.output))
+    return projected(x, w, out) is not None
+
+
+def projected(x: tuple[str, ...], w: tuple[str, ...], out: tuple[str, ...]) -> tuple[int, int] | None:
+    """How many dims are contracted, and how many are columns, in x[rows, contracted] w[columns, contracted]^T; None for
+    operands of another product."""
     contracted = tuple(dim for dim in x if dim not in out)
     rows = tuple(dim for dim in x if dim in out)
     columns = tuple(dim for dim in w if dim not in contracted)
     fits = rows + contracted == x and columns + contracted == w and rows + columns == out
-    return fits and bool(contracted) and bool(columns)
+    return (len(contracted), len(columns)) if fits and contracted and columns else None
 
 
 def learns_projection(graph: Graph, op: Operator) -> bool:

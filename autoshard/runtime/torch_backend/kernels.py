@@ -16,7 +16,7 @@ import torch.nn.functional as F  # noqa: N812  # the name that torch's own docum
 from torch import nn
 
 from autoshard.graph.operators import KINDS, split_norm_dims
-from autoshard.graph.partition import OperatorStep
+from autoshard.graph.partition import OperatorStep, projected
 from autoshard.graph.pointwise import Expression, factor, parse
 from autoshard.runtime.torch_backend.attention import attention
 from autoshard.runtime.torch_backend.chunked_loss import chunked_loss
@@ -74,11 +74,8 @@ class Projection:
 
     @staticmethod
     def of(x: tuple[str, ...], w: tuple[str, ...], out: tuple[str, ...]) -> Projection | None:
-        contracted = tuple(dim for dim in x if dim not in out)
-        rows = tuple(dim for dim in x if dim in out)
-        columns = tuple(dim for dim in w if dim not in contracted)
-        fits = rows + contracted == x and columns + contracted == w and rows + columns == out
-        return Projection(len(contracted), len(columns)) if fits and contracted and columns else None
+        counts = projected(x, w, out)
+        return None if counts is None else Projection(*counts)
 
     def flat_input(self, x: torch.Tensor) -> torch.Tensor:
         return x if self.num_contracted == 1 else x.flatten(-self.num_contracted)
