@@ -14,7 +14,7 @@ from autoshard.graph.score_tiles import choice_tile
 from autoshard.runtime.torch_backend.collectives import all_gather
 from autoshard.runtime.torch_backend.context import Context, Kernel
 from autoshard.runtime.torch_backend.pieces import pieces
-from autoshard.runtime.torch_backend.recomputing_ops import at_least_fp32
+from autoshard.runtime.torch_backend.recomputing_ops import at_least_fp32, offset_rms_norm
 from autoshard.runtime.torch_backend.rotation import Rotation, rotation
 from autoshard.runtime.torch_backend.turns import turns
 
@@ -117,7 +117,8 @@ def choose_means(context: Context, step: OperatorStep) -> Kernel:
         if group is not None:
             k = all_gather(k, group, 1)
         pools = at_least_fp32(k[:, :whole].unflatten(1, (-1, rate))).mean(2).to(k.dtype)
-        q, pools = turn_queries(_offset_normed(q, q_norm, eps)), turn_pools(_offset_normed(pools, k_norm, eps))
+        q = turn_queries(offset_rms_norm(q, q_norm, eps)[0])
+        pools = turn_pools(offset_rms_norm(pools, k_norm, eps)[0])
         return _of_pools(h, q, pools, width**-0.5, positions, place, top_k, rate, length)
 
     return lambda *inputs: torch.no_grad()(run)(*inputs)
@@ -149,13 +150,6 @@ def _of_pools(
     return seen
 
 
-def _offset_normed(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """The RMS norm of x over its last dim, times 1 plus a weight."""
-    made = at_least_fp32(x)
-    scale = torch.rsqrt(made.square().mean(-1, keepdim=True) + eps)
-    return (made * scale * (1 + weight.to(made))).to(x.dtype)
-
-
 def choose_blocks(context: Context, step: OperatorStep) -> Kernel:
     """The kernel of an indexer of blocks of keys: hidden state and weights -> the mask [batch, queries, key-value
     heads, blocks]. Products are in the dtype of their inputs."""
@@ -170,10 +164,8 @@ def choose_blocks(context: Context, step: OperatorStep) -> Kernel:
         h: torch.Tensor, q_proj: torch.Tensor, k_proj: torch.Tensor, q_norm: torch.Tensor, k_norm: torch.Tensor
     ) -> torch.Tensor:
         q = F.linear(h, q_proj.flatten(0, 1)).unflatten(-1, q_proj.shape[:2])
-        q, k = (
-            turn_queries(_offset_normed(q, q_norm, eps)),
-            turn_keys(_offset_normed(F.linear(h, k_proj), k_norm, eps)),
-        )
+        q = turn_queries(offset_rms_norm(q, q_norm, eps)[0])
+        k = turn_keys(offset_rms_norm(F.linear(h, k_proj), k_norm, eps)[0])
         if group is not None:
             k = all_gather(k, group, 1)
         keys = F.pad(k, (0, 0, 0, blocks * block - k.shape[1])).transpose(1, 2)

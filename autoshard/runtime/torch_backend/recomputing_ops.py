@@ -87,7 +87,7 @@ class OffsetRmsNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        out, scale = _some_rows_at_a_time(_offset_rms_norm, x, weight, eps)
+        out, scale = _some_rows_at_a_time(offset_rms_norm, x, weight, eps)
         ctx.save_for_backward(x, weight, scale)
         return out
 
@@ -136,7 +136,8 @@ def _rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.
     return torch._fused_rms_norm(x, weight.shape, weight, eps)
 
 
-def _offset_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+def offset_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """The RMS norm of x over its last dim, times 1 plus the weight, and the scale of each row, in FP32 or FP64."""
     accurate = at_least_fp32(x)
     scale = accurate.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
     return _as((accurate * scale).mul_(1 + _as(weight, scale.dtype)), x.dtype), scale
