@@ -10,10 +10,10 @@ from __future__ import annotations
 from math import prod
 
 from autoshard.graph.attention_kind import mean_keys
-from autoshard.graph.indexer_kind import seen_keys
-from autoshard.graph.ir import FLOAT32_BYTES, Graph, Operator
+from autoshard.graph.indexer_kind import ChooseKeys, seen_keys
+from autoshard.graph.ir import Graph, Operator
 from autoshard.graph.operator_kind import Extra, Internal, OperatorKind, Sizes, num_elements
-from autoshard.graph.score_tiles import compressed_tile, most_choice_scores
+from autoshard.graph.score_tiles import compressed_tile
 from autoshard.graph.states import REPLICATED
 
 SERIES = "series"
@@ -146,7 +146,7 @@ def seen_entries(op: Operator, graph: Graph, sizes: Sizes) -> float:
     return seen_keys(graph, sizes) / float(str(op.attributes["rate"]))
 
 
-class ChooseEntries(OperatorKind):
+class ChooseEntries(ChooseKeys):
     """A mask of the entries that each query sees: those that are whole before it or with it, that score most.
 
     Inputs: the hidden state [batch seq embed], the compressed queries [batch seq q_rank], and weights that are not
@@ -162,9 +162,6 @@ class ChooseEntries(OperatorKind):
     Nothing has a gradient, and nothing is kept.
     """
 
-    def passes_gradient(self, op: Operator, index: int) -> bool:
-        return False
-
     def flops(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
         """Projections, and the scores of the entries before each query, of the fullest rank."""
         tokens = prod(sizes[dim] for dim in op.loop_dims)
@@ -172,15 +169,8 @@ class ChooseEntries(OperatorKind):
         heads, width = sizes["index_head"], sizes["index_dim"]
         return 2.0 * tokens * (weights + seen_entries(op, graph, sizes) * heads * (width + 1))
 
-    def backward_flops_ratio(self, op: Operator, graph: Graph) -> float:
-        return 0.0
-
-    def tile_bytes(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
-        """Bytes of the scores of some heads: as the product gives them, and in FP32, in which heads are added up."""
-        columns = float(graph.sizes[graph.tensors[op.output].dims[-1]])
-        scores = most_choice_scores(sizes["index_head"], columns, sizes["seq"])
-        element_bytes = graph.tensors[op.inputs[0]].element_bytes
-        return (graph.summed_bytes(op.inputs[0]) + element_bytes * (element_bytes < FLOAT32_BYTES)) * scores
+    def _columns(self, op: Operator, graph: Graph) -> float:
+        return float(graph.sizes[graph.tensors[op.output].dims[-1]])
 
     def internal_collectives(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[Internal, ...]:
         if sizes["seq"] == graph.sizes["seq"]:

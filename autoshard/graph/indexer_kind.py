@@ -56,8 +56,8 @@ class ChooseKeys(OperatorKind):
         return (graph.summed_bytes(op.inputs[0]) + element_bytes * (element_bytes < FLOAT32_BYTES)) * scores
 
     def _columns(self, op: Operator, graph: Graph) -> float:
-        """Columns that a query scores at most."""
-        return float(graph.sizes["seq"])
+        """Columns that a query scores at most: keys, or pools of `rate` keys."""
+        return float(graph.sizes["seq"] // int(str(op.attributes.get("rate", 1))))
 
     def internal_collectives(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[Internal, ...]:
         if sizes["seq"] == graph.sizes["seq"]:
@@ -88,9 +88,6 @@ class ChoosePools(ChooseKeys):
         pools = seen_keys(graph, sizes) / float(str(op.attributes["rate"]))
         return 2.0 * tokens * (weights + pools * heads * (width + 1))
 
-    def _columns(self, op: Operator, graph: Graph) -> float:
-        return float(graph.sizes["seq"] // int(str(op.attributes["rate"])))
-
     def internal_collectives(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[Internal, ...]:
         """Ranks that share the sequence gather gates too, as many numbers as keys."""
         return tuple((kind, dim, 2 * size) for kind, dim, size in super().internal_collectives(op, graph, sizes))
@@ -112,9 +109,6 @@ class ChooseMeans(ChooseKeys):
     scores the first; rate; eps, of the norms; those of Rope.
     """
 
-    def _columns(self, op: Operator, graph: Graph) -> float:
-        return float(graph.sizes["seq"] // int(str(op.attributes["rate"])))
-
     def flops(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
         """Projections, and the scores of the pools before each query, of the fullest rank."""
         tokens = prod(sizes[dim] for dim in op.loop_dims)
@@ -123,7 +117,7 @@ class ChooseMeans(ChooseKeys):
         return 2.0 * tokens * (weights + pools * sizes["index_head"] * (sizes["index_dim"] + 1))
 
 
-class ChooseBlocks(OperatorKind):
+class ChooseBlocks(ChooseKeys):
     """A mask of the blocks of keys that the queries of each key-value head attend to: those that score most.
 
     Inputs: the hidden state [batch seq embed], and weights that are not learned: q_proj [kvhead index_dim embed],
@@ -141,28 +135,16 @@ class ChooseBlocks(OperatorKind):
     all heads share. Nothing has a gradient, nothing is kept, and backward does nothing.
     """
 
-    def passes_gradient(self, op: Operator, index: int) -> bool:
-        return False
-
     def flops(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
         """Projections, and the scores of the keys before each query, of the fullest rank."""
         tokens, width = sizes["batch"] * sizes["seq"], sizes["index_dim"]
         weights = sum(num_elements(graph, op.inputs[index], sizes) for index in (1, 2))
         return 2.0 * tokens * (weights + seen_keys(graph, sizes) * sizes["kvhead"] * width)
 
-    def backward_flops_ratio(self, op: Operator, graph: Graph) -> float:
-        return 0.0
-
     def tile_bytes(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
         """Bytes of the scores of some heads, as the product gives them."""
         scores = most_choice_scores(sizes["kvhead"], float(graph.sizes["seq"]), sizes["seq"])
         return graph.tensors[op.inputs[0]].element_bytes * scores
-
-    def internal_collectives(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[Internal, ...]:
-        if sizes["seq"] == graph.sizes["seq"]:
-            return ()
-        keys = sizes["batch"] * graph.sizes["seq"] * sizes["index_dim"]
-        return (("all_gather", "seq", keys * graph.tensors[op.inputs[0]].element_bytes),)
 
 
 def seen_keys(graph: Graph, sizes: Sizes) -> float:
