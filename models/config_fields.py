@@ -109,9 +109,10 @@ class Config:
             raise AutoshardError(f"{key} {blocks}; it has {show(wrong[0])}")
         return frozenset(place - first for place in places)
 
-    def of_blocks(self, key: str) -> Mapping[int, Any]:
-        """An object with an entry for each of some blocks, by the block's number; without the key an empty one.
+    def of_blocks(self) -> Mapping[int, Any]:
+        """per_layer_config, an entry for each of some blocks, by the block's number; without the key it is empty.
         transformers fills these numbers up with zeros to one length, as in '05'."""
+        key = "per_layer_config"
         entries = self.value(key, {})
         if not isinstance(entries, Mapping) or not all(map(is_count, entries)):
             raise AutoshardError(f"{key}={show(entries)} of {self.name} must be an object whose keys are blocks")
@@ -155,11 +156,11 @@ class Config:
         return found if original is None else {**found, ORIGINAL: original}
 
 
-def head_dim(config: Config, size_key: str, heads_key: str, default: int | None = None) -> int:
+def head_dim(config: Config, default: int | None = None) -> int:
     """The head_dim that the config gives, else the family's default, else the hidden size shared out over the heads,
     which is also what null says."""
     if default is None or config.is_null("head_dim"):
-        default = None if config.gives("head_dim") else shared_out(config, size_key, heads_key)
+        default = None if config.gives("head_dim") else shared_out(config, "hidden_size", "num_attention_heads")
     return config.integer("head_dim", default)
 
 

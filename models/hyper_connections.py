@@ -35,9 +35,9 @@ def residual_dims(model: ModelSpec) -> tuple[str, ...]:
     return ONE_STREAM if model.num_streams == 1 else SEVERAL_STREAMS
 
 
-def repeated(b: GraphBuilder, name: str, x: str) -> str:
+def repeated(b: GraphBuilder, x: str) -> str:
     """Append the first residual, x [batch, seq, embed] in every stream, and return it."""
-    return b.operator("repeat_streams", name, (x,), SEVERAL_STREAMS, ONE_STREAM)
+    return b.operator("repeat_streams", "model.streams", (x,), SEVERAL_STREAMS, ONE_STREAM)
 
 
 def mean(b: GraphBuilder, name: str, x: str) -> str:

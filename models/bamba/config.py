@@ -46,7 +46,7 @@ def read(config: Config, model_type: str) -> ModelSpec:
 
 def _turned(config: Config) -> int:
     """Numbers of each head that turn, a key of published configs that transformers does not read."""
-    return int(head_dim(config, "hidden_size", "num_attention_heads") * ROTARY_PART)
+    return int(head_dim(config) * ROTARY_PART)
 
 
 def write(model: ModelSpec) -> dict[str, Any]:

@@ -31,7 +31,7 @@ PIECES = {COMPRESSED_SPARSE: "sparse", HEAVILY_COMPRESSED: "heavy"}
 
 
 def embedding(b: GraphBuilder, model: ModelSpec) -> str:
-    return repeated(b, "model.streams", tokens(b, model))
+    return repeated(b, tokens(b, model))
 
 
 def head(b: GraphBuilder, model: ModelSpec, x: str) -> str:

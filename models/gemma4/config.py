@@ -66,7 +66,7 @@ def read(config: Config, model_type: str) -> ModelSpec:
         **_ropes(config),
         **_experts(config),
         **_own_inputs(config),
-        **_shared_keys(config, layers),
+        **_shared_keys(config),
     )
 
 
@@ -89,7 +89,7 @@ def _said_of_blocks(config: Config, types: tuple[str, ...]) -> Mapping[str, Any]
 
     Raises AutoshardError where it says different things of these blocks, nothing of one, or something of others.
     """
-    said = config.of_blocks("per_layer_config")
+    said = config.of_blocks()
     full = {layer for layer, word in enumerate(types) if word == FULL_ATTENTION}
     values = list(said.values()) or [{}]
     if (said and {*said} != full) or any(value != values[0] for value in values):
@@ -144,7 +144,7 @@ def _own_inputs(config: Config) -> dict[str, Any]:
     return {"hidden_size_per_layer_input": width}
 
 
-def _shared_keys(config: Config, layers: int) -> dict[str, Any]:
+def _shared_keys(config: Config) -> dict[str, Any]:
     """How many of the last blocks take keys and values of an earlier one (E2B, E4B), and their MLPs, which may be twice
     as wide."""
     count, wide = 0, config.value("use_double_wide_mlp", False)

@@ -16,7 +16,7 @@ from autoshard.spec.model_types import LINEAR_ATTENTION
 
 
 def embedding(b: GraphBuilder, model: ModelSpec) -> str:
-    return repeated(b, "model.streams", tokens(b, model))
+    return repeated(b, tokens(b, model))
 
 
 def head(b: GraphBuilder, model: ModelSpec, x: str) -> str:

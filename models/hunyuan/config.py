@@ -26,7 +26,7 @@ def read(config: Config, model_type: str) -> ModelSpec:
     defaults = DEFAULTS
     if config.gives("attention_head_dim"):  # transformers reads head_dim alone, which some published configs leave out
         defaults = replace(defaults, head_dim=config.integer("attention_head_dim"))
-    theta, scaling = _positions(config, head_dim(config, "hidden_size", "num_attention_heads", defaults.head_dim))
+    theta, scaling = _positions(config, head_dim(config, defaults.head_dim))
     return read_as_llama(
         config,
         model_type,

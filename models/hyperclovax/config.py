@@ -16,7 +16,7 @@ DEFAULTS = Defaults(norm_eps=1e-6, rope_theta=10_000.0)
 def read(config: Config, model_type: str) -> ModelSpec:
     """The model of a config. Its logits_scaling multiplies logits, where Granite's divides them."""
     config.only("use_post_norm", True)
-    usual = head_dim(config, "hidden_size", "num_attention_heads") ** -0.5
+    usual = head_dim(config) ** -0.5
     scaling = 1 / config.positive("logits_scaling", 1.0)
     scaled = replace(
         multipliers(config),

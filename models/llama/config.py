@@ -126,7 +126,7 @@ def read_as_llama(
         hidden_size=config.value("hidden_size"),
         intermediate_size=config.value(width),
         num_hidden_layers=config.value("num_hidden_layers"),
-        head_dim=head_dim(config, "hidden_size", "num_attention_heads", defaults.head_dim),
+        head_dim=head_dim(config, defaults.head_dim),
         vocab_size=config.value("vocab_size"),
         max_position_embeddings=config.value("max_position_embeddings"),
         norm_eps=config.positive(eps, defaults.norm_eps),
@@ -227,7 +227,7 @@ def smollm3_blocks(config: Config) -> dict[str, Any]:
 def multipliers(config: Config) -> Multipliers:
     """The constants by which Granite scales embeddings, scores, residuals and logits. null scales scores as other
     families do: by 1 / sqrt(head_dim)."""
-    usual = head_dim(config, "hidden_size", "num_attention_heads") ** -0.5
+    usual = head_dim(config) ** -0.5
     return Multipliers(
         embedding_multiplier=config.positive("embedding_multiplier", 1.0),
         attention_multiplier=config.positive(

@@ -45,7 +45,7 @@ def read(config: Config, model_type: str) -> ModelSpec:
     weights = {name: config.positive(name, 1.0) for name in OLD_NAMES}
     for name, old in OLD_NAMES.items():
         config.only(old, weights[name])
-    width = head_dim(config, "hidden_size", "num_attention_heads")
+    width = head_dim(config)
     turned = config.integer("rotary_dim", width)
     return read_as_llama(
         config,

@@ -35,7 +35,7 @@ MIXER = "model.hyper_connection_mixer"
 
 
 def embedding(b: GraphBuilder, model: ModelSpec) -> str:
-    return repeated(b, "model.streams", tokens(b, model))
+    return repeated(b, tokens(b, model))
 
 
 def head(b: GraphBuilder, model: ModelSpec, x: str) -> str:

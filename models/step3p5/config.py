@@ -165,7 +165,7 @@ def _query_heads(config: Config, types: tuple[str, ...], groups: int, head_dim: 
     usual = other.integer("num_attention_heads", full, at_most=MOST_REPEATED)
     sliding = config.integer("num_sliding_attention_heads", usual, at_most=MOST_REPEATED)
     same = {"num_attention_heads": full}  # which transformers leaves out
-    said = {layer: entry for layer, entry in config.of_blocks("per_layer_config").items() if entry != same}
+    said = {layer: entry for layer, entry in config.of_blocks().items() if entry != same}
     own = {layer: {"num_attention_heads": sliding} for layer, word in enumerate(types) if word != FULL_ATTENTION}
     if config.gives("per_layer_config") and said != ({} if sliding == full else own):
         raise AutoshardError(
