@@ -47,7 +47,6 @@ class OperatorWork:
 
     name: str
     kind: str
-    module: str
     flops: float
     bytes_moved: float
     matmul: tuple[float, float, float] | None
@@ -122,7 +121,6 @@ def operator_work(program: Program, step: OperatorStep) -> OperatorWork:
     return OperatorWork(
         op.name,
         op.kind,
-        op.module,
         kind.flops(op, graph, sizes),
         float(moved),
         kind.matmul_shape(op, graph, sizes),

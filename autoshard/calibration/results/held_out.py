@@ -29,7 +29,6 @@ class StackFit:
     families are fitted to. errors, left_out_errors: |predicted / measured - 1| of each of these, with all constants and
     without its group. held_out: residuals of all cases, each predicted without its group."""
 
-    cases: list[Case]
     values: Values
     line: Linearised
     by_group: dict[str, Values]
@@ -70,7 +69,7 @@ def fit_stacks(cases: list[Case], said: Values | None = None) -> StackFit:
     known = held_out(cases, values, by_group)
     of_case = {id(case): residual for case, residual in zip(cases, known.residuals, strict=True)}
     left_out_errors = np.abs(np.exp([-of_case[id(case)] for case in timed]) - 1)
-    return StackFit(cases, values, times, by_group, counts, timed, errors, left_out_errors, known)
+    return StackFit(values, times, by_group, counts, timed, errors, left_out_errors, known)
 
 
 def held_out(cases: Sequence[Case], values: Values, by_group: Mapping[str, Values]) -> HeldOut:

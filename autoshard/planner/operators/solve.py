@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from autoshard.graph.ir import Graph
-from autoshard.graph.partition import Choice, Program, partition
+from autoshard.graph.partition import Choice, partition
 from autoshard.graph.redistribute import Axes
 from autoshard.layout.sharding import HIDDEN_DIMS, hidden_state, input_states
 from autoshard.planner.operators.linear import Minimum, minimise
@@ -21,10 +21,9 @@ PREFERENCE = 1e-7
 
 @dataclass(frozen=True)
 class OperatorSolution:
-    """A solved problem. choices: by operator name. program: with them. price: of that program."""
+    """A solved problem. choices: by operator name. price: of the program with them."""
 
     choices: dict[str, Choice]
-    program: Program
     price: Price
 
 
@@ -65,7 +64,7 @@ def priced(problem: OperatorProblem, choices: dict[str, Choice]) -> OperatorSolu
     """The solution of given choices, by operator name: their program and its price. Raises NoTransition where they do
     not meet."""
     program = partition(problem.graph, problem.axes, choices, problem.given, problem.outputs)
-    return OperatorSolution(choices, program, program_price(program, problem.prices))
+    return OperatorSolution(choices, program_price(program, problem.prices))
 
 
 def solve(problem: OperatorProblem, typical: Price, relative_gap: float = 0.0) -> OperatorSolution | None:
