@@ -15,7 +15,7 @@ from autoshard.interop.launch_script import NOWHERE, Place, read_script, told_of
 from autoshard.interop.megatron_stages import LAYOUT, STAGE_FLAGS, layout_warning, uneven_stages, virtual_stages
 from autoshard.interop.written_dtypes import MOMENTS, is_half, state_dtypes_option
 from autoshard.interop.written_layout import AS_ADAMW, LORA, MISSING, WrittenLayout, number, whole_number
-from autoshard.interop.written_model import SAME_PRICE, WrittenModel, guessed_vocabulary
+from autoshard.interop.written_model import GPT, SAME_PRICE, WrittenModel, guessed_vocabulary
 from autoshard.interop.written_optimizer import (
     IN_PARTS,
     ON_EACH,
@@ -106,23 +106,6 @@ SWITCHES: dict[str, tuple[str, Any]] = {
 """Flags without a value, and what they say of the model."""
 MOST = ("num_hidden_layers", "hidden_size", "num_attention_heads")
 """Arguments with all of these describe their model; what they leave out then has Megatron's default."""
-GPT: dict[str, Any] = {
-    "normalization": "layernorm",
-    "activation": "gelu",
-    "positions": "learned_absolute",
-    "block": "pre_ln",
-    "bias": "all",
-    "norm_eps": 1e-5,
-    "rope_theta": 10_000.0,
-    "rope_scaling": None,
-    "partial_rotary_factor": 1.0,
-    "sliding_window": None,
-    "tie_word_embeddings": True,
-    "num_experts_per_tok": 2,
-    "norm_topk_prob": True,
-    "normalizes_heads": False,
-}
-"""Values that Megatron takes if its arguments do not give them."""
 WITHOUT_EXPERTS = {"num_local_experts": 0, "shared_expert_intermediate_size": 0}
 LATENT, FREQUENCY, WINDOW = "multi-latent-attention", "moe-layer-freq", "window-size"
 AROUND_ZERO = "apply-layernorm-1p"

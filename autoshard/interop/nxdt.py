@@ -13,7 +13,7 @@ from autoshard.graph.recompute import NO_RECOMPUTE, canonical
 from autoshard.interop.written_dtypes import state_dtypes_option
 from autoshard.interop.written_layout import AS_ADAMW, DPO, LORA, WrittenLayout, WrittenLora, number
 from autoshard.interop.written_lora import LEARN_APART, NXD, Fields, read_lora
-from autoshard.interop.written_model import WrittenModel, guessed_vocabulary
+from autoshard.interop.written_model import GPT, WrittenModel, guessed_vocabulary
 from autoshard.interop.yaml_values import Values, length_note
 from autoshard.schedules import usual_schedule
 from autoshard.spec.state_dtypes import GRADIENTS
@@ -98,24 +98,7 @@ FLAGS = {
     "tie_word_embeddings": "share_embeddings_and_output_weights",
     "norm_topk_prob": "moe.normalize_top_k_affinities",
 }
-GPT: dict[str, Any] = {
-    "normalization": "layernorm",
-    "activation": "gelu",
-    "positions": "learned_absolute",
-    "block": "pre_ln",
-    "bias": "all",
-    "norm_eps": 1e-5,
-    "rope_theta": 10_000.0,
-    "rope_scaling": None,
-    "partial_rotary_factor": 1.0,
-    "sliding_window": None,
-    "tie_word_embeddings": True,
-    "num_local_experts": 0,
-    "num_experts_per_tok": 1,
-    "shared_expert_intermediate_size": 0,
-    "norm_topk_prob": True,
-    "normalizes_heads": False,
-}
+OWN_GPT = {**GPT, "num_local_experts": 0, "num_experts_per_tok": 1, "shared_expert_intermediate_size": 0}
 """Values that NxDT's own GPT takes if a file does not give them [NxDT megatron_gpt_model.py]."""
 DROPOUT = (*(f"model.{part}_dropout" for part in ("hidden", "attention", "ffn")), "model.moe.dropout")
 NO_EFFECT = re.compile(
@@ -229,9 +212,9 @@ def _model(found: Values) -> WrittenModel:
     unread = said.pop("rope_theta", None)
     base, stretch = (found.number(f"model.position_{part}") for part in ("freq_base", "abf_factor"))
     if base is not None or stretch is not None:
-        said["rope_theta"] = ("model.position_freq_base", (base or GPT["rope_theta"]) * (stretch or 1))
+        said["rope_theta"] = ("model.position_freq_base", (base or OWN_GPT["rope_theta"]) * (stretch or 1))
     vocabulary, notes = guessed_vocabulary("data.tokenizer.type", found.peek("data.tokenizer.type"))
-    assumed = GPT if vocabulary is None else {**GPT, "vocab_size": vocabulary}
+    assumed = OWN_GPT if vocabulary is None else {**OWN_GPT, "vocab_size": vocabulary}
     if "vocab_size" in said:
         notes = ()
     if unread is not None:

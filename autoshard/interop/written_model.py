@@ -24,6 +24,23 @@ TOKENIZERS = {
 }
 """Part of a tokenizer's name -> tokens of its vocabulary; the first that is in there counts."""
 
+GPT: dict[str, Any] = {
+    "normalization": "layernorm",
+    "activation": "gelu",
+    "positions": "learned_absolute",
+    "block": "pre_ln",
+    "bias": "all",
+    "norm_eps": 1e-5,
+    "rope_theta": 10_000.0,
+    "rope_scaling": None,
+    "partial_rotary_factor": 1.0,
+    "sliding_window": None,
+    "tie_word_embeddings": True,
+    "num_experts_per_tok": 2,
+    "norm_topk_prob": True,
+    "normalizes_heads": False,
+}
+"""Values that Megatron's GPT takes if arguments do not give them."""
 GRAPHS = {
     "has_dense_blocks": ("blocks without experts", "experts in each block"),
     "has_windows": ("windows", "no windows"),
