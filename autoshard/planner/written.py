@@ -157,12 +157,8 @@ def read_written(file: str, given: Mapping[str, Any], recipes: bool = True) -> W
     warnings = (*_on_products(written, problem, request), *unlike, *without_masters, *written.warnings)
     if problem.model.is_moe and written.complete and not written.training_fields:
         warnings += (NO_LIMIT.format(priced=EVEN_SHARE if request.expert_imbalance is None else UNEVEN),)
-    devices, cluster = written.devices_per_node, problem.cluster
-    is_elsewhere = "instance" in written.options and {"instance", "hardware", "lnc"} & {*given}
-    if devices not in (None, cluster.devices_per_node) and not is_elsewhere:
-        lnc = f" at lnc {cluster.lnc}" if cluster.platform.is_trainium else ""
-        has = f"{cluster.instance} has {cluster.devices_per_node}{lnc}"
-        warnings += (f"{devices} devices a node, as the file says; {has}, and the layout takes all of them",)
+    if "instance" not in written.options or not {"instance", "hardware", "lnc"} & {*given}:
+        warnings += (*_of_other_devices(written.devices_per_node, problem.cluster),)
     if request.operators == "solver" and recipes:
         warnings += (SOLVER.format(file=file),)
     if written.drops and request.dropout is None:
@@ -206,18 +202,32 @@ def read_written(file: str, given: Mapping[str, Any], recipes: bool = True) -> W
     if replicas is not None:
         strategy, why = _of_replicas(strategy, replicas)
         notes += why
-    if microbatches is not None and "global_batch" not in options:
-        per_replica = microbatches * strategy.microbatch_size
-        count = "one microbatch" if microbatches == 1 else f"{microbatches} microbatches"
-        told = {"framework": written.overlaps, "count": count, "size": per_replica, "dp": strategy.dp}
-        notes += (OF_MICROBATCHES.format_map(told),)
-    if per_replica is not None and "global_batch" not in options:
-        training = replace(problem.training, global_batch_size=per_replica * runs * strategy.dp)
-        problem = problem._replace(training=training)
+    if "global_batch" not in options:
+        if microbatches is not None:
+            per_replica = microbatches * strategy.microbatch_size
+            notes += (_of_microbatches(written.overlaps, microbatches, strategy),)
+        if per_replica is not None:
+            training = replace(problem.training, global_batch_size=per_replica * runs * strategy.dp)
+            problem = problem._replace(training=training)
     if per_replica is not None and strategy.pp > 1:
         runs = problem.training.global_batch_size / (per_replica * strategy.dp)
         warnings += (ONE_RUN.format(count=per_replica, runs=runs),) if runs > 1 else ()
     return found(problem, strategy, own_cut)
+
+
+def _of_other_devices(devices: int | None, cluster: Cluster) -> Iterator[str]:
+    """The warning that nodes have another number of devices than the file says; none where it says none or theirs."""
+    if devices not in (None, cluster.devices_per_node):
+        lnc = f" at lnc {cluster.lnc}" if cluster.platform.is_trainium else ""
+        has = f"{cluster.instance} has {cluster.devices_per_node}{lnc}"
+        yield f"{devices} devices a node, as the file says; {has}, and the layout takes all of them"
+
+
+def _of_microbatches(framework: str, microbatches: int, strategy: Strategy) -> str:
+    """The note on a global batch that follows from how many microbatches each replica has."""
+    count = "one microbatch" if microbatches == 1 else f"{microbatches} microbatches"
+    size = microbatches * strategy.microbatch_size
+    return OF_MICROBATCHES.format(framework=framework, count=count, size=size, dp=strategy.dp)
 
 
 def _of_unsaid_machine(options: Mapping[str, Any], cluster: Cluster) -> Iterator[str]:
