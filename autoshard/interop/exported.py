@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from autoshard.interop.written_model import FORMS
+from autoshard.plans.names import all_degrees
 from autoshard.plans.plan import Plan, operator_choices
 from autoshard.schedules import SCHEDULES, usual_schedule
 from autoshard.spec.model_types import TRACED
@@ -27,12 +28,9 @@ class Exported:
 
 def title(plan: Plan) -> str:
     """The first lines of every exported file, as a comment."""
-    strategy, cluster = plan.strategy, plan.cluster
-    degrees = f"tp={strategy.tp} pp={strategy.pp} dp={strategy.dp} cp={strategy.cp} ep={strategy.ep}"
-    degrees += f" etp={strategy.etp}" if strategy.etp is not None else ""
-    degrees += f" dp_replicate={strategy.dp_replicate}" if strategy.dp_replicate > 1 else ""
+    machine = f"{plan.cluster.nodes} x {plan.cluster.instance}"
     return (
-        f"# {plan.model.name} on {cluster.nodes} x {cluster.instance}, {degrees}; written by {plan.made_by}.\n"
+        f"# {plan.model.name} on {machine}, {all_degrees(plan.strategy)}; written by {plan.made_by}.\n"
         f"# It holds what the plan determines; data, optimizer, checkpoints and paths are yours to add.\n"
     )
 

@@ -9,6 +9,7 @@ from autoshard.jobs.graphs import num_distinct_graphs, stage_graphs
 from autoshard.jobs.native import ON_NUMA_NODE, WHY_NUMA, native_compilation
 from autoshard.jobs.options import FIRST_PORT, NUM_PORTS, LaunchOptions, quoted
 from autoshard.jobs.variables import variables
+from autoshard.plans.names import all_degrees
 from autoshard.plans.plan import Plan
 
 WIDTH = 118
@@ -60,10 +61,7 @@ def _header(plan: Plan, options: LaunchOptions) -> list[str]:
 
 def describe(plan: Plan) -> str:
     """A line that names the plan's model, machine and degrees."""
-    strategy, cluster = plan.strategy, plan.cluster
-    degrees = f"tp={strategy.tp} pp={strategy.pp} dp={strategy.dp} cp={strategy.cp} ep={strategy.ep}"
-    degrees += f" etp={strategy.etp}" if strategy.etp is not None else ""
-    return f"{plan.model.name} on {cluster.nodes} x {cluster.instance}, {degrees}"
+    return f"{plan.model.name} on {plan.cluster.nodes} x {plan.cluster.instance}, {all_degrees(plan.strategy)}"
 
 
 def compilation(plan: Plan) -> str:

@@ -29,6 +29,13 @@ def layout_name(strategy: Strategy) -> str:
     return " ".join([*layout_words(strategy), *([] if is_even else [f"stages={'-'.join(map(str, cut))}"])])
 
 
+def all_degrees(strategy: Strategy) -> str:
+    """'tp=8 pp=4 dp=2 cp=1 ep=1': all of them, also those that are 1; then etp and dp_replicate where it has any."""
+    degrees = f"tp={strategy.tp} pp={strategy.pp} dp={strategy.dp} cp={strategy.cp} ep={strategy.ep}"
+    degrees += f" etp={strategy.etp}" if strategy.etp is not None else ""
+    return degrees + (f" dp_replicate={strategy.dp_replicate}" if strategy.dp_replicate > 1 else "")
+
+
 def short_name(strategy: Strategy) -> str:
     """The same for pages that say elsewhere, or not at all, what differs from stage to stage."""
     return shortened(layout_name(strategy))

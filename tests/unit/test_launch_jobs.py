@@ -85,6 +85,12 @@ def test_the_script_of_the_70b_plan() -> None:
             assert lines[number - 1].startswith("# "), f"{line} has no reason"
 
 
+def test_a_script_names_replicas_of_shards() -> None:
+    plan = changed(plan_70b(), "trn2.48xlarge", 8, 2, tp=16, pp=8, dp=4, dp_replicate=2, zero=3)
+    script = sbatch_script(plan, OPTIONS)
+    assert "# llama3-70b on 8 x trn2.48xlarge, tp=16 pp=8 dp=4 cp=1 ep=1 dp_replicate=2; written by" in script
+
+
 def test_nodes_of_an_ultraserver_are_neighbours() -> None:
     plan = changed(plan_70b(), "trn2u.48xlarge", 8, 2, tp=16, pp=8, dp=4)
     text = "Nodes 0 to 3 of the job must share the links of one group, the Z ring of the UltraServer, the next 4 those"
