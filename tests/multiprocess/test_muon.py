@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,11 +14,13 @@ import torch
 from autoshard.graph.orthogonal import matrix_dims
 from autoshard.layout import orthogonal
 from autoshard.plans.plan_json import write_plan
+from autoshard.runtime.torch_backend import muon
 from autoshard.runtime.torch_backend.muon import orthogonalised
 from autoshard.runtime.torch_backend.optimizer_settings import optimizer_settings
 from autoshard.runtime.torch_backend.session import Session
 from autoshard.spec.training import MUON, load_precision
 from tests.multiprocess.command import autoshard
+from tests.multiprocess.held import Held
 from tests.multiprocess.models import MODELS
 from tests.multiprocess.plans import plan_of, strategy
 
@@ -46,7 +49,7 @@ def test_one_process_updates_as_torch_does(model: str, elements: float, monkeypa
     session = Session(plan, 0, torch.device("cpu"), settings, seed=0)
     begun = matrices(session, session.optimizer.masters())
     theirs = [torch.nn.Parameter(one.clone()) for one in begun]
-    muon = torch.optim.Muon(theirs, RATE, weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw")
+    reference = torch.optim.Muon(theirs, RATE, weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw")
     numbers = np.random.default_rng(0)
     for _ in range(3):
         tokens = numbers.integers(0, plan.model.vocab_size, (plan.training.global_batch_size, 17))
@@ -54,10 +57,38 @@ def test_one_process_updates_as_torch_does(model: str, elements: float, monkeypa
         clipped = min(1.0, settings.max_gradient_norm / (norm + 1e-6))
         for parameter, gradient in zip(theirs, matrices(session, session.optimizer.gradients()), strict=True):
             parameter.grad = gradient.float() * clipped
-        muon.step()
+        reference.step()
     ended = matrices(session, session.optimizer.masters())
     assert all(torch.equal(own, other.detach()) for own, other in zip(ended, theirs, strict=True))
     assert not any(torch.equal(own, before) for own, before in zip(ended, begun, strict=True))
+
+
+def test_what_an_update_was_made_of_is_gone_when_its_parts_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the whole matrices that a rank owns are tall, their parts are copies: beside these there are the updates
+    alone, not also the matrix from which the last one was made."""
+    monkeypatch.setattr(muon, "TOGETHER", 1)
+    plan = plan_of(MODEL, strategy(), 2, load_precision("fp32"), optimizer=MUON)
+    settings = optimizer_settings(plan.training.precision, RATE, plan.strategy.zero, seed=0)
+    session = Session(plan, 0, torch.device("cpu"), settings, seed=0)
+    update, parts, held_bytes = muon._Exchange.update, muon._Exchange._parts, list[int]()
+
+    def measured(self: Any, updates: Any, weights: Any, rate: float) -> None:
+        with Held([*updates.values(), *weights.values()]) as held:
+            self.held, self.before = held, held.now
+            update(self, updates, weights, rate)
+
+    def first(self: Any, place: int, whole: torch.Tensor) -> Any:
+        if place == 0:
+            held_bytes.append(self.held.now - self.before)
+        return parts(self, place, whole)
+
+    monkeypatch.setattr(muon._Exchange, "update", measured)
+    monkeypatch.setattr(muon._Exchange, "_parts", first)
+    tokens = np.zeros((plan.training.global_batch_size, 17), dtype=np.int64)
+    session.step(tokens[:, :-1].copy(), tokens[:, 1:].copy(), RATE)
+    elements = [one.numel() for one in matrices(session, session.optimizer.masters())]
+    assert len(elements) > 6
+    assert sum(held_bytes) == 4 * sum(elements)
 
 
 def test_orthogonal_matrices_are_near_orthogonal() -> None:

@@ -183,10 +183,8 @@ class _Exchange:
         wholes = [self._whole(place, pieces) for place in range(len(self._owned))]
         pieces.clear()
         for places in alike(self._owned):
-            several = [wholes[place] for place in places]
-            made = orthogonalised(several[0] if len(several) == 1 else torch.cat(several))
-            for place, one in zip(places, made.split([one.shape[0] for one in several]), strict=True):
-                wholes[place] = one
+            for place, one in zip(places, _together([wholes[place] for place in places]), strict=True):
+                wholes[place] = one  # the matrices before are gone when parts are copied
         parts = [part for place, whole in enumerate(wholes) for part in self._parts(place, whole)]
         return sorted(parts, key=lambda part: part[0])
 
@@ -195,7 +193,8 @@ class _Exchange:
         one, layout = self._owned[place], self._layouts[self._owned[place].name]
         whole = self._nothing.new_empty(layout.shape)
         for split, holders in enumerate(self._holders):
-            flat = torch.cat([pieces[rank][place] for rank in holders if rank in pieces])
+            held = [pieces[rank][place] for rank in holders if rank in pieces]
+            flat = held[0] if len(held) == 1 else torch.cat(held)
             layout.part(whole, split).copy_(flat.view(layout.parts[split][1]))
         return whole.view(one.sizes)
 
@@ -276,6 +275,12 @@ def alike(owned: Sequence[Matrices]) -> list[list[int]]:
             found[-1].append(place)
             elements += size
     return found
+
+
+def _together(several: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """`orthogonalised` of matrices of one size, as one batch."""
+    made = orthogonalised(several[0] if len(several) == 1 else torch.cat(several))
+    return made.split([one.shape[0] for one in several])
 
 
 def orthogonalised(matrices: torch.Tensor) -> torch.Tensor:
