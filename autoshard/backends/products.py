@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autoshard.backends.backend import Backend
 from autoshard.errors import AutoshardError
-from autoshard.spec.training import PRECISIONS, Precision
+from autoshard.spec.training import EIGHT_BITS, PRECISIONS, Precision
 
 
 def unrunnable(backend: Backend, precision: Precision) -> str | None:
@@ -17,6 +17,8 @@ def unrunnable(backend: Backend, precision: Precision) -> str | None:
         cannot = f"compute in {precision.compute_dtype} with parameters in {precision.parameter_dtype}"
     elif products is not None and products.name not in backend.product_formats:
         cannot = f"multiply in {products.forward_dtype}"
+    elif precision.optimizer_dtype in EIGHT_BITS:
+        cannot = f"keep moments in {precision.optimizer_dtype}"
     if not cannot:
         return None
     runs = [one.name for one in PRECISIONS.values() if one.products is None]

@@ -193,7 +193,7 @@ def update_s_per_parameter(precision: Precision, device: Device, is_orthogonal: 
     which has one moment, and writes and reads the update before and after it is orthogonal."""
     gradient = 2 * DTYPE_BYTES[precision.gradient_accumulation_dtype]
     parameter = DTYPE_BYTES[precision.parameter_dtype]
-    moments = (2 if is_orthogonal else 4) * DTYPE_BYTES[precision.optimizer_dtype] + is_orthogonal * 4 * parameter
+    moments = (2 if is_orthogonal else 4) * precision.moment_bytes + is_orthogonal * 4 * parameter
     if precision.master_dtype is None:
         return memory_s(gradient + moments + 2 * parameter, device)
     return memory_s(gradient + moments + 2 * DTYPE_BYTES[precision.master_dtype] + parameter, device)

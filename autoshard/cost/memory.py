@@ -223,10 +223,10 @@ def living_bytes(
     """Weights, gradients and optimizer state of one rank. blocks: as in Rank. handed_over: elements of its blocks whose
     gradients one backward hands over. ends: those that it has. owners: ranks that share what the software shares by
     itself."""
-    parameter, summed, moment = (
-        DTYPE_BYTES[dtype]
-        for dtype in (precision.parameter_dtype, precision.gradient_accumulation_dtype, precision.optimizer_dtype)
+    parameter, summed = (
+        DTYPE_BYTES[dtype] for dtype in (precision.parameter_dtype, precision.gradient_accumulation_dtype)
     )
+    moment = precision.moment_bytes
     master = 0 if precision.master_dtype is None else DTYPE_BYTES[precision.master_dtype]
     share = 1 / owners if software.sharded_parameters else 1
     share_of_sums = 1 / owners if software.sharded_gradients else share

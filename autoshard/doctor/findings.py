@@ -209,4 +209,4 @@ def checkpoint_bytes(plan: Plan | None) -> int:
     learned, state_bytes = learned_count(plan.model), plan.training.precision.state_bytes
     others = 0 if plan.model.lora is not None else parameter_count(plan.model) - learned
     by_muon = orthogonal_count(plan.model) if plan.training.optimizer == MUON else 0
-    return (learned - by_muon) * state_bytes(2) + by_muon * state_bytes(1) + others * state_bytes(0)
+    return round((learned - by_muon) * state_bytes(2) + by_muon * state_bytes(1) + others * state_bytes(0))

@@ -172,15 +172,14 @@ def state_at_least_bytes(problem: Problem, draft: Draft) -> float:
     )
 
 
-def state_dtypes_bytes(training: TrainingSpec) -> tuple[int, int, int]:
+def state_dtypes_bytes(training: TrainingSpec) -> tuple[int, int, float]:
     """Bytes for each parameter at least: of the weight, of the sum of its gradients, of master weight and moments."""
     precision = training.precision
     master = 0 if precision.master_dtype is None else DTYPE_BYTES[precision.master_dtype]
-    parameter, gradient, moment = (
-        DTYPE_BYTES[dtype]
-        for dtype in (precision.parameter_dtype, precision.gradient_accumulation_dtype, precision.optimizer_dtype)
+    parameter, gradient = (
+        DTYPE_BYTES[dtype] for dtype in (precision.parameter_dtype, precision.gradient_accumulation_dtype)
     )
-    return parameter, gradient, master + (1 if training.optimizer == MUON else 2) * moment
+    return parameter, gradient, master + (1 if training.optimizer == MUON else 2) * precision.moment_bytes
 
 
 @lru_cache(maxsize=16)

@@ -195,7 +195,7 @@ WHAT = (
         "DTYPES",
         "dtypes of gradients and moments beside FP32 master weights: some of gradient_accumulation=bfloat16 (the sum "
         "over microbatches), gradient_reduce=bfloat16 (as sent; nxd has both in one), moments=bfloat16 (with backend "
-        "torch), joined by commas (default: float32)",
+        "torch; int8 and float8_e4m3 too, which are priced, not run), joined by commas (default: float32)",
     ),
     Option(
         "keep_bf16",

@@ -30,8 +30,8 @@ from autoshard.planner.rejections import Tally
 from autoshard.planner.request import LARGEST_CLUSTER
 from autoshard.planner.watching import goes_on, shown_to
 from autoshard.plans.search_result import Pins
-from autoshard.spec.state_dtypes import FIELDS, GRADIENTS, takes_state_dtypes, with_state_dtypes
-from autoshard.spec.training import MUON, TrainingSpec, load_precision
+from autoshard.spec.state_dtypes import FIELDS, GRADIENTS, MOMENTS, takes_state_dtypes, text_of, with_state_dtypes
+from autoshard.spec.training import EIGHT_BITS, MUON, TrainingSpec, load_precision
 from autoshard.units import counted, format_bytes
 
 if TYPE_CHECKING:
@@ -134,8 +134,8 @@ def _less_state(training: TrainingSpec) -> Iterator[tuple[str, TrainingSpec]]:
     master weights there are no products in fewer bits, and no Muon."""
     precision = training.precision
     if takes_state_dtypes(precision):
-        for names in (FIELDS, GRADIENTS):
-            text = ",".join(f"{name}=bfloat16" for name in names)
+        asked = {MOMENTS: precision.optimizer_dtype} if precision.optimizer_dtype in EIGHT_BITS else {}
+        for text in dict.fromkeys(text_of(dict.fromkeys(names, "bfloat16") | asked) for names in (FIELDS, GRADIENTS)):
             yield f"state_dtypes={text}", replace(training, precision=with_state_dtypes(precision, text))
     if training.optimizer != MUON and precision.products is None:
         words = f"precision={LEAST_STATE}, which has no FP32 master weights,"

@@ -16,7 +16,7 @@ from autoshard.planner.options import OPTIONS, PINS, request_from
 from autoshard.planner.request import PIN_FIELDS, SEARCHED, PlanRequest
 from autoshard.plans.search_result import EXACT, OURS
 from autoshard.spec.dropout import PUBLISHED, parse_dropout
-from autoshard.spec.state_dtypes import takes_state_dtypes
+from autoshard.spec.state_dtypes import taken_state_dtypes
 from autoshard.spec.training import ADAMW, MUON, PRECISIONS, load_precision
 
 if TYPE_CHECKING:
@@ -135,8 +135,7 @@ def read_written(file: str, given: Mapping[str, Any], recipes: bool = True) -> W
     if written.complete:
         check_fixed(given)
     of_file = {name: value for name, value in written.options.items() if name not in given}
-    if not _takes_state_dtypes({**of_file, **given}):
-        of_file.pop("state_dtypes", None)
+    of_file = _with_taken_state_dtypes(of_file, {**of_file, **given}.get("precision", PlanRequest.precision))
     options = {**_checked(file, of_file, written.no_batch), **given}
     if not (written.complete or recipes):
         raise AutoshardError(f"{file} is a recipe: autoshard plan --config {file} reads it")
@@ -269,11 +268,15 @@ def check_one_price(request: PlanRequest) -> None:
         raise AutoshardError("lnc=auto: a layout that is given has the price of one number of cores; give 1 or 2")
 
 
-def _takes_state_dtypes(options: Mapping[str, Any]) -> bool:
-    """Whether the precision, which may be another than the file's, has master weights, beside which gradients and
-    moments have dtypes of their own."""
-    precision = PRECISIONS.get(options.get("precision", PlanRequest.precision))
-    return precision is None or takes_state_dtypes(precision)
+def _with_taken_state_dtypes(options: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """A file's options with those dtypes of gradients and moments alone that a precision, which may be another than the
+    file's, takes. name: of the precision."""
+    precision, text = PRECISIONS.get(name), options.get("state_dtypes")
+    if precision is None or text is None:
+        return {**options}
+    taken = taken_state_dtypes(precision, str(text))
+    others = {key: value for key, value in options.items() if key != "state_dtypes"}
+    return others if taken is None else {**others, "state_dtypes": taken}
 
 
 def _with_masters(request: PlanRequest) -> tuple[PlanRequest, tuple[str, ...]]:

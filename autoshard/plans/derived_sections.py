@@ -18,7 +18,7 @@ from autoshard.layout.strategy import ZERO_STAGES
 from autoshard.layout.template import template_of
 from autoshard.models.stage import published_sizes
 from autoshard.plans.plan import Plan
-from autoshard.spec.training import FloatingDtype
+from autoshard.spec.training import FloatingDtype, MomentDtype
 
 Section = dict[str, Any]
 _NAMES = ["dp_replicate", "dp", "ep", "cp", *TENSOR_PARALLEL_AXES]
@@ -68,7 +68,7 @@ class OptimizerSection:
     zero: Annotated[int, Limit(choices=ZERO_STAGES)]
     sharded_over: Axes
     master_dtype: FloatingDtype | None
-    state_dtype: FloatingDtype
+    state_dtype: MomentDtype
 
 
 @dataclass(frozen=True)

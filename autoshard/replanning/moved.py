@@ -51,7 +51,7 @@ def moved(before: Held, after: Plan) -> Moved:
     the new layout has."""
     world = after.mesh.world_size
     ranks = sample(world)
-    total = kept = 0
+    total = kept = 0.0
     for rank, shards in zip(ranks, shards_of(after, ranks), strict=True):
         for moments, wanted in _boxes(shards).items():
             width = after.training.precision.state_bytes(moments)

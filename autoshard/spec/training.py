@@ -19,6 +19,20 @@ DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8, "int32":
 """Bytes of one element."""
 FLOATING_DTYPES = ("bfloat16", "float16", "float32", "float64")
 FloatingDtype = Annotated[str, Limit(choices=FLOATING_DTYPES)]
+INT8, FLOAT8 = EIGHT_BITS = ("int8", "float8_e4m3")
+"""Formats of moments that are priced, and that no backend runs."""
+SCALED_TOGETHER = 256
+"""Neighbouring elements of a moment in int8 that share an FP32 scale [bitsandbytes optim/optimizer.py init_state:
+blocks of 256, until 0.44 of 2,048; torchao optim: block_size=256, of its FP8 too]."""
+MOMENT_BYTES: dict[str, float] = {
+    **{dtype: DTYPE_BYTES[dtype] for dtype in FLOATING_DTYPES},
+    INT8: 1 + DTYPE_BYTES["float32"] / SCALED_TOGETHER,
+    FLOAT8: 1,
+}
+"""Bytes of one element of a moment, with its share of a scale. In float8_e4m3 a whole tensor has one scale [TE
+optimizers/fused_adam.py]. Left out: bitsandbytes keeps moments of tensors of fewer than 4,096 elements in FP32, which
+are a thousandth of a model or less."""
+MomentDtype = Annotated[str, Limit(choices=tuple(MOMENT_BYTES))]
 ADAMW, MUON = OPTIMIZERS = ("adamw", "muon")
 """Muon: momentum whose whole matrices are orthogonalised (graph/orthogonal.py), and AdamW for what is no matrix of a
 block."""
@@ -44,7 +58,7 @@ class Precision:
     parameter_dtype: FloatingDtype
     compute_dtype: FloatingDtype
     master_dtype: FloatingDtype | None
-    optimizer_dtype: FloatingDtype
+    optimizer_dtype: MomentDtype
     gradient_accumulation_dtype: FloatingDtype
     gradient_reduce_dtype: FloatingDtype
     products: Annotated[ProductFormat | None, Absence.WRITTEN] = None
@@ -56,11 +70,11 @@ class Precision:
         for field in (
             "parameter_dtype",
             "compute_dtype",
-            "optimizer_dtype",
             "gradient_accumulation_dtype",
             "gradient_reduce_dtype",
         ):
             check_choice(of, field, getattr(self, field), FLOATING_DTYPES)
+        check_choice(of, "optimizer_dtype", self.optimizer_dtype, MOMENT_BYTES)
         if self.master_dtype is not None:
             check_choice(of, "master_dtype", self.master_dtype, FLOATING_DTYPES)
 
@@ -79,16 +93,21 @@ class Precision:
         """The dtype of the weights as the optimizer keeps and updates them: of its own copy, or of the parameters."""
         return self.master_dtype or self.parameter_dtype
 
-    def state_bytes(self, moments: int) -> int:
+    @property
+    def moment_bytes(self) -> float:
+        """Bytes of one moment of one parameter."""
+        return MOMENT_BYTES[self.optimizer_dtype]
+
+    def state_bytes(self, moments: int) -> float:
         """Bytes of the training state of one parameter with so many moments, which a checkpoint holds: the kept weight
         and these; of one that is not learned, and has none, the weight as it is read."""
         if not moments:
             return DTYPE_BYTES[self.parameter_dtype]
-        return DTYPE_BYTES[self.kept_dtype] + moments * DTYPE_BYTES[self.optimizer_dtype]
+        return DTYPE_BYTES[self.kept_dtype] + moments * self.moment_bytes
 
     @property
     def rounds_at_random(self) -> bool:
-        """Whether weights and moments are bf16 without a master copy, which are rounded at random."""
+        """Whether weights are bf16 without a master copy: they and moments in bf16 are rounded at random."""
         return self.master_dtype is None and self.parameter_dtype == "bfloat16"
 
 

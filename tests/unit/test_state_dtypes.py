@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from autoshard.backends.products import unrunnable
+from autoshard.backends.products import check_runs, unrunnable
 from autoshard.backends.registry import BACKENDS
 from autoshard.cost.after import update_s_per_parameter
 from autoshard.cost.estimate import estimate
@@ -45,7 +45,7 @@ def test_names_say_what_differs() -> None:
 
 FORM = (
     "must be some of gradient_accumulation=bfloat16, gradient_reduce=bfloat16, moments=bfloat16 joined by commas; the "
-    "dtypes are float32 and bfloat16"
+    "dtypes are float32 and bfloat16, of moments int8 and float8_e4m3 too"
 )
 
 
@@ -61,11 +61,16 @@ FORM = (
             f"state_dtypes='moments=bfloat16,moments=float32' {FORM}",
         ),
         (
+            "mixed_precision",
+            "gradient_reduce=int8,moments=int8",
+            f"state_dtypes='gradient_reduce=int8,moments=int8' {FORM}",
+        ),
+        (
             "bf16_sr",
             "moments=float32",
             (
                 "state_dtypes=moments=float32: precision bf16_sr keeps all in bfloat16; mixed_precision, fp8, "
-                "fp8_block, mxfp8, nvfp4, cfp8 take others"
+                "fp8_block, mxfp8, nvfp4, cfp8 take others, and all take moments=int8 or moments=float8_e4m3"
             ),
         ),
     ],
@@ -95,6 +100,37 @@ def test_memory_by_hand(zero: int) -> None:
     assert wide["gradients"] - narrow["gradients"] == 2 * (norms + (count - norms) / 8 if zero >= 2 else count)
 
 
+@pytest.mark.parametrize(("dtype", "each"), [("int8", 1 + 4 / 256), ("float8_e4m3", 1)])
+@pytest.mark.parametrize("zero", [0, 1, 3])
+def test_moments_of_eight_bits_by_hand(dtype: str, each: float, zero: int) -> None:
+    """Two bytes of a parameter in place of 8, and of int8 two FP32 scales for 256 elements; 4 of the masters stay. A price is in whole
+    bytes."""
+    wide, narrow = (
+        {term.name: term.value for term in plan(dtypes, zero=zero).estimate.memory[0].terms}
+        for dtypes in (None, f"moments={dtype}")
+    )
+    count = parameter_count(MODEL) / (8 if zero else 1)
+    assert (wide["optimizer state"], narrow["optimizer state"]) == (count * 12, round(count * (4 + 2 * each)))
+    assert {name: value for name, value in narrow.items() if name not in ("optimizer state", "total")} == {
+        name: value for name, value in wide.items() if name not in ("optimizer state", "total")
+    }
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("pins", [{"zero": 0}, {"zero": 3}, {"pp": 2}])
+def test_narrower_moments_never_take_more(optimizer: str, pins: dict[str, int]) -> None:
+    """Of the same layout; a search finds one that is as fast at least."""
+    request = PlanRequest("llama3.2-1b", "h100-80gb", nodes=1, optimizer=optimizer, pins=pins)
+    wide = plan_for(replace(request, state_dtypes="moments=bfloat16"))
+    taken = [wide.estimate.fullest.total_bytes]
+    for dtype in ("int8", "float8_e4m3"):
+        asked = replace(request, state_dtypes=f"moments={dtype}")
+        assert plan_for(asked).estimate.step_time_s <= wide.estimate.step_time_s
+        training = replace(wide.training, precision=with_state_dtypes(WIDE, f"moments={dtype}"))
+        taken.append(estimate(wide.model, training, wide.cluster, wide.strategy).fullest.total_bytes)
+    assert taken[0] > taken[1] > taken[2]
+
+
 def test_gradients_travel_in_their_dtype() -> None:
     """Half the bytes of the reduce-scatter, and as many of all else."""
     wide, narrow = (step_collectives(plan(dtypes), 0) for dtypes in (None, "gradient_reduce=bfloat16"))
@@ -111,6 +147,37 @@ def test_an_update_reads_and_writes_fewer_bytes() -> None:
         update_s_per_parameter(with_state_dtypes(WIDE, dtypes), ONE_NODE.device) for dtypes in (None, NARROW)
     )
     assert narrow / wide == pytest.approx(22 / 34, rel=1e-12)
+
+
+def test_an_update_of_moments_in_eight_bits() -> None:
+    """8 + 8 + 2 bytes of all else; both moments with their scales read and written."""
+    wide, int8, float8 = (
+        update_s_per_parameter(with_state_dtypes(WIDE, dtypes), ONE_NODE.device)
+        for dtypes in (None, "moments=int8", "moments=float8_e4m3")
+    )
+    assert int8 / wide == pytest.approx((18 + 4 * (1 + 4 / 256)) / 34, rel=1e-12)
+    assert float8 / wide == pytest.approx(22 / 34, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["mixed_precision", "bf16_sr", "fp32"])
+def test_moments_of_eight_bits_are_a_price(name: str) -> None:
+    request = PlanRequest("llama3.2-1b", "h100-80gb", nodes=1, precision=name, state_dtypes="moments=int8")
+    found = plan_for(request)
+    refused = (
+        f"precision {name} with moments=int8: backend torch cannot keep moments in int8, the plan is a price; "
+        "mixed_precision, bf16_sr, fp32 run"
+    )
+    assert refused in found.notes
+    assert plan_from_dict(json.loads(json.dumps(plan_to_dict(found)))) == found
+    with pytest.raises(AutoshardError) as raised:
+        check_runs(BACKENDS["torch"], found.training.precision)
+    assert str(raised.value) == refused
+
+
+def test_a_checkpoint_counts_its_moments() -> None:
+    """4 bytes of a master, or 2 of a weight without one, and two moments of 260 bytes for 256 elements."""
+    assert with_state_dtypes(WIDE, "moments=int8").state_bytes(2) == 4 + 2 * 260 / 256
+    assert with_state_dtypes(load_precision("bf16_sr"), "moments=int8").state_bytes(2) == 2 + 2 * 260 / 256
 
 
 def test_a_plan_holds_them() -> None:
