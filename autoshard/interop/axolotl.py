@@ -23,11 +23,13 @@ from autoshard.interop.trainer_fields import (
     bits_warning,
     fsdp_field,
     is_fsdp,
+    moments_dtype,
     named_model,
     optimizer_warnings,
     sharded_by_deepspeed,
     sharded_by_fsdp,
 )
+from autoshard.interop.written_dtypes import moments_option
 from autoshard.interop.written_layout import DPO, LORA, NO_COPIES, WrittenLayout, WrittenLora
 from autoshard.interop.written_lora import Fields, read_lora
 from autoshard.interop.written_optimizer import optimizer_option
@@ -131,6 +133,7 @@ def axolotl_layout(data: Mapping[str, Any], folder: str) -> WrittenLayout:
         shards = sharded_by_deepspeed(DEEPSPEED, values, half, folder)
         options |= shards.options
         fields |= shards.fields
+    options |= moments_option(options, moments_dtype(values.get("optimizer")))
     model, known = named_model(values, MODEL)
     if known is not None:
         options["model"] = known
@@ -212,7 +215,8 @@ def _precision(values: Values, half: str | None) -> tuple[str, tuple[str, ...]]:
         return "mixed_precision", ()
     else:
         said = "neither fsdp_config nor deepspeed"
-    return IN_BF16, (f"{said}: weights and moments are kept in {half}; priced as {IN_BF16}, which rounds at random",)
+    kept = "weights and moments" if moments_dtype(values.get("optimizer")) is None else "weights"
+    return IN_BF16, (f"{said}: {kept} are kept in {half}; priced as {IN_BF16}, which rounds at random",)
 
 
 def _replicas(values: Values, degrees: Mapping[str, int]) -> Sharded:
@@ -274,7 +278,7 @@ def _warnings(values: Values, ep: int, lora: WrittenLora | None) -> Iterator[str
     for key in ("reward_model", "process_reward_model"):
         if values.flag(key):
             yield f"{key}=True: priced with the head and the loss of a language model"
-    yield from optimizer_warnings("optimizer", str(values.get("optimizer") or USUAL_OPTIMIZER))
+    yield from optimizer_warnings("optimizer", str(values.get("optimizer") or USUAL_OPTIMIZER), lora is None)
     yield from _offloaded(values)
     if values.get("selective_checkpointing"):
         yield "selective_checkpointing: priced as if attention ran again too"

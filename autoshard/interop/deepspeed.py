@@ -11,10 +11,11 @@ from autoshard.files.fields import show
 from autoshard.files.json_file import parse_json
 from autoshard.files.text_file import printable, read_text
 from autoshard.interop.script_files import MOST_BYTES, named_file
-from autoshard.interop.written_dtypes import MOMENTS, SENT, SUMMED, is_half, state_dtypes_option
+from autoshard.interop.written_dtypes import SENT, SUMMED, is_half, state_dtypes_option
 from autoshard.interop.written_layout import AS_ADAMW, MISSING, NO_COPIES, WrittenLayout
 from autoshard.interop.written_optimizer import IN_PARTS, ON_ONE, is_muon, named, optimizer_option
 from autoshard.interop.yaml_values import Values
+from autoshard.spec.state_dtypes import MOMENTS
 
 ZERO, MICRO, RUNS, BATCH = (
     "zero_optimization",

@@ -19,16 +19,16 @@ from autoshard.interop.megatron import (
     TP_PP_DP,
     llama3_scaling,
 )
-from autoshard.interop.written_dtypes import MOMENTS, SENT
+from autoshard.interop.written_dtypes import SENT
 from autoshard.interop.written_model import property_of
 from autoshard.layout.mesh import AXIS_ORDER
 from autoshard.plans.plan import Plan
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.model_types import RMS_NORM
-from autoshard.spec.state_dtypes import GRADIENTS, apart_from_masters
-from autoshard.spec.training import MUON
+from autoshard.spec.state_dtypes import GRADIENTS, MOMENTS, apart_from_masters
+from autoshard.spec.training import FLOAT8, MUON
 
-SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", FLOAT8: "fp8"}
 """Megatron's names of dtypes."""
 SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 LOW_PRECISION = {
@@ -217,10 +217,11 @@ def _of_muon(plan: Plan) -> Iterator[str]:
 
 def _said_dtypes(plan: Plan) -> set[str]:
     """The dtypes of gradients and moments, by FIELDS of spec/state_dtypes.py, that Megatron has flags for: of gradients
-    one for both, but with its FSDP, and of moments with shards alone."""
+    one for both, but with its FSDP, and of moments with shards alone, none in blocks."""
     apart = apart_from_masters(plan.training.precision)
     gradients = {*GRADIENTS} if _has_fsdp(plan) or {*GRADIENTS} <= apart.keys() else set[str]()
-    return gradients | ({MOMENTS} & apart.keys() if plan.strategy.zero else set())
+    has_moments = plan.strategy.zero and apart.get(MOMENTS) in SHORT
+    return gradients | ({MOMENTS} if has_moments else set[str]())
 
 
 def _has_fsdp(plan: Plan) -> bool:
@@ -233,7 +234,8 @@ def _state_dtypes(plan: Plan) -> Iterator[str]:
     if SENT in said and not _has_fsdp(plan):
         yield f"--{REDUCE_IN_BF16}"
     if MOMENTS in said:
-        yield f"--{AWARE} " + " ".join(f"--{flag} bf16" for flag in MOMENTS_DTYPES)
+        dtype = SHORT[plan.training.precision.optimizer_dtype]
+        yield f"--{AWARE} " + " ".join(f"--{flag} {dtype}" for flag in MOMENTS_DTYPES)
 
 
 def _left_out(plan: Plan) -> tuple[str, ...]:
@@ -257,7 +259,7 @@ def _left_out(plan: Plan) -> tuple[str, ...]:
         left_out.append(f"axis_order={strategy.axis_order_name}: Megatron's is {'-'.join(AXIS_ORDER)} or {TP_PP_DP}")
     if strategy.axis_order_name == TP_PP_DP and strategy.ep > 1:
         left_out.append(f"axis_order={TP_PP_DP} with ep={strategy.ep}: Megatron puts experts inside the pipeline")
-    if plan.training.precision.name == "bf16_sr":
+    if plan.training.precision.rounds_at_random:
         left_out.append("precision=bf16_sr: written as --bf16, which keeps FP32 master weights and rounds to nearest")
     products = plan.training.precision.products
     if products is not None and products.name not in LOW_PRECISION:

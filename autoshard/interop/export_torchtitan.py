@@ -224,7 +224,7 @@ def _left_out(plan: Plan, is_released: bool) -> tuple[str, ...]:
         left_out.append(f"context_parallel={strategy.context_parallel}: written as alltoall, torch's zigzag ring")
     if strategy.axis_order != AXIS_ORDER:
         left_out.append(f"axis_order={strategy.axis_order_name}: torchtitan's is {'-'.join(AXIS_ORDER)}")
-    if plan.training.precision.name == "bf16_sr":
+    if plan.training.precision.rounds_at_random:
         left_out.append("precision=bf16_sr: torchtitan keeps FP32 parameters and has no stochastic rounding")
     if plan.training.precision.products is not None:
         precision = plan.training.precision

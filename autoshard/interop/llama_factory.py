@@ -19,11 +19,13 @@ from autoshard.interop.trainer_fields import (
     Sharded,
     bits_warning,
     is_fsdp,
+    moments_dtype,
     named_model,
     optimizer_warnings,
     sharded_by_deepspeed,
     sharded_by_fsdp,
 )
+from autoshard.interop.written_dtypes import moments_option
 from autoshard.interop.written_layout import AS_ADAMW, DPO, WrittenLayout
 from autoshard.interop.written_lora import Fields, read_lora
 from autoshard.interop.written_optimizer import optimizer_option
@@ -105,6 +107,7 @@ def llama_factory_layout(data: Mapping[str, Any], folder: str) -> WrittenLayout:
         shards = sharded_by_fsdp(values, options["precision"])
     options |= shards.options
     fields |= shards.fields
+    options |= moments_option(options, moments_dtype(values.get("optim")))
     model, known = named_model(values, MODEL)
     if known is not None:
         options["model"] = known
@@ -166,4 +169,4 @@ def _warnings(values: Values, method: str) -> Iterator[str]:
     for key in OTHER_OPTIMIZERS:
         if values.flag(key):
             yield AS_ADAMW.format(said=f"{key}=True")
-    yield from optimizer_warnings("optim", str(values.get("optim") or USUAL_OPTIMIZER))
+    yield from optimizer_warnings("optim", str(values.get("optim") or USUAL_OPTIMIZER), method != "lora")

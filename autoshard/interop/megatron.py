@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import ceil
 from types import MappingProxyType
@@ -13,7 +13,7 @@ from autoshard.errors import AutoshardError
 from autoshard.graph.recompute import ATTENTION_UP, FULL_RECOMPUTE, NO_RECOMPUTE, SELECTED, SELECTIVE, canonical
 from autoshard.interop.launch_script import NOWHERE, Place, read_script, told_of, warned_of
 from autoshard.interop.megatron_stages import LAYOUT, STAGE_FLAGS, layout_warning, uneven_stages, virtual_stages
-from autoshard.interop.written_dtypes import MOMENTS, is_half, state_dtypes_option
+from autoshard.interop.written_dtypes import is_half, moments_option, state_dtypes_option
 from autoshard.interop.written_layout import AS_ADAMW, LORA, MISSING, WrittenLayout, number, whole_number
 from autoshard.interop.written_model import GPT, SAME_PRICE, WrittenModel, guessed_vocabulary
 from autoshard.interop.written_optimizer import (
@@ -29,6 +29,7 @@ from autoshard.layout.mesh import tensor_ranks_apart
 from autoshard.schedules import usual_schedule
 from autoshard.spec.rope import RopeScaling
 from autoshard.spec.state_dtypes import GRADIENTS
+from autoshard.spec.training import FLOAT8
 
 KEYS, GROUPED = "num-query-groups", "group-query-attention"
 """Key-value heads, and the switch without which Megatron gives each query head one of its own."""
@@ -292,17 +293,30 @@ def _products(flags: dict[str, str]) -> dict[str, str]:
 
 
 def _state_dtypes(flags: dict[str, str]) -> dict[str, Any]:
-    """The option on gradients and moments in 16 bits. Moments are where both have as many bits."""
-    is_aware = AWARE in flags
-    moments = (MOMENTS,) if is_aware and all(is_half(flags.get(flag)) for flag in MOMENTS_DTYPES) else ()
+    """The option on gradients in 16 bits and moments in 16 or 8."""
+    gradients = state_dtypes_option(*_narrow_gradients(flags))
+    moments = _moments(flags) if AWARE in flags else WIDE_MOMENTS
+    return {**gradients, **moments_option(gradients, None if moments == WIDE_MOMENTS else moments)}
+
+
+def _narrow_gradients(flags: dict[str, str]) -> Sequence[str]:
+    """What it has of gradients in 16 bits."""
     if not flags.keys() & {"bf16", "fp16"}:
-        return state_dtypes_option(*moments)
+        return ()
     if FSDP in flags:
-        return state_dtypes_option(*_of_fsdp(flags), *moments)
-    is_half_there = REDUCE_IN_BF16 in flags or (is_aware and is_half(flags.get(MAIN_GRADS)))
+        return _of_fsdp(flags)
     if "fp16" in flags:
-        is_half_there = WIDE_GRADIENTS not in flags
-    return state_dtypes_option(*(GRADIENTS if is_half_there else ()), *moments)
+        return () if WIDE_GRADIENTS in flags else GRADIENTS
+    is_narrow = REDUCE_IN_BF16 in flags or (AWARE in flags and is_half(flags.get(MAIN_GRADS)))
+    return GRADIENTS if is_narrow else ()
+
+
+def _moments(flags: dict[str, str]) -> str:
+    """The dtype of the wider of both moments."""
+    widths = [flags.get(flag, "fp32") for flag in MOMENTS_DTYPES]
+    if all(width == "fp8" for width in widths):
+        return FLOAT8
+    return "bfloat16" if all(width == "fp8" or is_half(width) for width in widths) else WIDE_MOMENTS
 
 
 def _of_fsdp(flags: dict[str, str]) -> list[str]:
@@ -321,10 +335,9 @@ def _of_state_dtypes(flags: dict[str, str]) -> Iterator[str]:
     if is_half(flags.get(MAIN_PARAMETERS)):
         yield f"--{MAIN_PARAMETERS} {flags[MAIN_PARAMETERS]}: priced with float32 master weights"
     moments = [flags.get(flag, "fp32") for flag in MOMENTS_DTYPES]
-    if len(set(moments)) > 1 or "fp8" in moments:
+    if len(set(moments)) > 1:
         said = " ".join(f"--{flag} {flags[flag]}" for flag in MOMENTS_DTYPES if flag in flags)
-        priced = "bfloat16" if all(map(is_half, moments)) else "float32"
-        yield f"{said}: priced with both moments in {priced}"
+        yield f"{said}: priced with both moments in {_moments(flags)}"
 
 
 def _wide_blocks(flags: dict[str, str]) -> dict[str, str]:
@@ -577,7 +590,7 @@ WIDE_GRADIENTS = "accumulate-allreduce-grads-in-fp32"
 FSDP, FSDP_DTYPES = "use-megatron-fsdp", ("megatron-fsdp-main-grads-dtype", "megatron-fsdp-grad-comm-dtype")
 """Megatron's own FSDP, and the dtypes in which that sums and sends gradients."""
 MAIN_GRADS, MAIN_PARAMETERS = "main-grads-dtype", "main-params-dtype"
-MOMENTS_DTYPES = ("exp-avg-dtype", "exp-avg-sq-dtype")
+MOMENTS_DTYPES, WIDE_MOMENTS = ("exp-avg-dtype", "exp-avg-sq-dtype"), "float32"
 """Flags on the dtypes of gradients, master weights and moments; those of the state are read with AWARE alone."""
 EXPERT_RANKS = "expert-tensor-parallel-size"
 """Ranks that cut an expert; those of tensor parallelism where it is left out."""

@@ -18,11 +18,16 @@ from autoshard.interop.written_model import WrittenModel
 from autoshard.interop.written_optimizer import is_muon
 from autoshard.interop.yaml_values import Values
 from autoshard.models.registry import model_of_repository
+from autoshard.spec.training import INT8
 
 FSDP, FSDP_CONFIG, DEEPSPEED = "fsdp", "fsdp_config", "deepspeed"
 OFFLOAD = "offload"
 NARROW = re.compile(r"(?:4|8)_?bit|fp8|flash_adam")
 """Names of optimizers that keep moments in fewer bits."""
+EIGHT = re.compile(r"8_?bit|fp8")
+"""Names of those that keep them in 8 bits, in blocks of 256 elements: bitsandbytes' and torchao's."""
+WITHOUT_TABLES = re.compile(r"ao_|adamw_torch|galore")
+"""Names of those in 8 bits whose embeddings have moments as narrow as all else: not bitsandbytes' by transformers."""
 
 
 class Sharded(NamedTuple):
@@ -96,15 +101,26 @@ def named_model(values: Values, key: str) -> tuple[WrittenModel, str | None]:
     return WrittenModel(config=said, named=f"{key}={show(said)}"), model_of_repository(said)
 
 
-def optimizer_warnings(key: str, name: str) -> Iterator[str]:
-    """Sentences on an optimizer that is neither Muon nor AdamW with moments as wide as its weights. key: what the file
-    calls it."""
+def moments_dtype(name: object) -> str | None:
+    """The format in which an optimizer of this name keeps moments, where that is one of eight bits."""
+    return INT8 if EIGHT.search(str(name)) else None
+
+
+def optimizer_warnings(key: str, name: str, has_tables: bool = True) -> Iterator[str]:
+    """Sentences on an optimizer that is neither Muon nor AdamW with moments as they are priced. key: what the file
+    calls it. has_tables: whether embeddings are learned.
+
+    [transformers trainer.py create_optimizer: embeddings of bitsandbytes' 8-bit optimizers have optim_bits=32]
+    """
+    said, dtype = f"{key}={show(name)}", moments_dtype(name)
     if "adam" not in name and not is_muon(name):
-        yield AS_ADAMW.format(said=f"{key}={show(name)}")
-    elif narrow := NARROW.search(name):
-        yield f"{key}={show(name)}: moments of {narrow[0]} are priced as wide as they are without it"
+        yield AS_ADAMW.format(said=said)
+    elif dtype is None and (narrow := NARROW.search(name)):
+        yield f"{said}: moments of {narrow[0]} are priced as wide as they are without it"
+    if dtype is not None and has_tables and not WITHOUT_TABLES.search(name):
+        yield f"{said}: moments of the embedding are in float32 there; priced in {dtype}, as all others"
     if name.startswith("paged"):
-        yield f"{key}={show(name)}: priced with optimizer state on the devices, {NO_COPIES}"
+        yield f"{said}: priced with optimizer state on the devices, {NO_COPIES}"
 
 
 def bits_warning(said: str) -> str:

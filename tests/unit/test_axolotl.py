@@ -185,7 +185,11 @@ def test_defaults() -> None:
         ({"reward_model": True}, "reward_model=True: priced with the head and the loss of a language model"),
         ({"optimizer": "muon"}, "muon is priced as AdamW, with two moments: its own price has master weights, which p"),
         ({"optimizer": "dion"}, "optimizer='dion' is priced as AdamW, with two moments"),
-        ({"optimizer": "adamw_bnb_8bit"}, "optimizer='adamw_bnb_8bit': moments of 8bit are priced as wide as they"),
+        (
+            {"optimizer": "adamw_bnb_8bit"},
+            "optimizer='adamw_bnb_8bit': moments of the embedding are in float32 there; p",
+        ),
+        ({"optimizer": "ao_adamw_4bit"}, "optimizer='ao_adamw_4bit': moments of 4bit are priced as wide as they are"),
         ({"optimizer": "paged_adamw_32bit"}, "optimizer='paged_adamw_32bit': priced with optimizer state on the dev"),
         ({"activation_offloading": True}, "activation_offloading=True: priced with activations on the devices"),
         ({"fsdp": ["full_shard", "offload"]}, "fsdp=offload: priced with parameters on the devices"),

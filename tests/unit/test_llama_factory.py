@@ -140,7 +140,10 @@ def test_the_stage_of_pre_training_packs() -> None:
         ({"stage": "dpo"}, "stage=dpo: priced as plain training on per_device_train_batch_size sequences; DPO runs"),
         ({"stage": "rm"}, "stage=rm: priced as plain training on per_device_train_batch_size sequences"),
         ({"use_galore": True}, "use_galore=True is priced as AdamW, with two moments"),
-        ({"optim": "adamw_8bit"}, "optim='adamw_8bit': moments of 8bit are priced as wide as they are without it"),
+        (
+            {"optim": "adamw_8bit"},
+            "optim='adamw_8bit': moments of the embedding are in float32 there; priced in int8, as all others",
+        ),
         ({"fsdp": "full_shard offload"}, "fsdp=offload: priced with parameters on the devices"),
         ({"fp8": True}, "fp8=True: priced in bf16; products of matrices take less time in fp8"),
     ],

@@ -621,6 +621,16 @@ def test_dtypes_of_the_state_that_would_fit_are_named_before_a_precision_without
     assert autoshard.plan("mixtral-8x7b", "a100-80gb", state_dtypes=narrow, **options).estimate.fits  # type: ignore[arg-type]
 
 
+def test_moments_of_eight_bits_that_are_asked_for_stay_in_what_would_fit() -> None:
+    """12.03 bytes of a parameter do not fit, 10.03 do; 12 with moments in bf16 would not."""
+    options = {"nodes": 2, "backend": "torch", "seq_len": 4096, "global_batch": 64}
+    with pytest.raises(NothingFits) as error:
+        autoshard.plan("gpt-oss-120b", "a100-80gb", state_dtypes="moments=int8", **options)  # type: ignore[arg-type]
+    narrow = "gradient_accumulation=bfloat16,gradient_reduce=bfloat16,moments=int8"
+    assert re.search(rf"; state_dtypes={narrow} would fit on 2 nodes \([^;]*\)$", str(error.value))
+    assert autoshard.plan("gpt-oss-120b", "a100-80gb", state_dtypes=narrow, **options).estimate.fits  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("model", "instance", "precision", "fits"),
     [

@@ -103,8 +103,8 @@ def test_memory_by_hand(zero: int) -> None:
 @pytest.mark.parametrize(("dtype", "each"), [("int8", 1 + 4 / 256), ("float8_e4m3", 1)])
 @pytest.mark.parametrize("zero", [0, 1, 3])
 def test_moments_of_eight_bits_by_hand(dtype: str, each: float, zero: int) -> None:
-    """Two bytes of a parameter in place of 8, and of int8 two FP32 scales for 256 elements; 4 of the masters stay. A price is in whole
-    bytes."""
+    """Two bytes of a parameter in place of 8, and of int8 two FP32 scales for 256 elements; 4 of the masters stay.
+    Prices are in whole bytes."""
     wide, narrow = (
         {term.name: term.value for term in plan(dtypes, zero=zero).estimate.memory[0].terms}
         for dtypes in (None, f"moments={dtype}")

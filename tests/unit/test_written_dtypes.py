@@ -49,11 +49,23 @@ AWARE = "--bf16 --use-precision-aware-optimizer"
         ),
         (
             f"{AWARE} --exp-avg-dtype fp8 --exp-avg-sq-dtype bf16 --main-params-dtype fp16",
-            None,
+            "moments=bfloat16",
             [
                 "--main-params-dtype fp16: priced with float32 master weights",
-                "--exp-avg-dtype fp8 --exp-avg-sq-dtype bf16: priced with both moments in float32",
+                "--exp-avg-dtype fp8 --exp-avg-sq-dtype bf16: priced with both moments in bfloat16",
             ],
+        ),
+        (f"{AWARE} --exp-avg-dtype fp8 --exp-avg-sq-dtype fp8", "moments=float8_e4m3", []),
+        ("--bf16 --exp-avg-dtype fp8 --exp-avg-sq-dtype fp8", None, []),
+        (
+            f"{AWARE} --grad-reduce-in-bf16 --exp-avg-dtype fp8 --exp-avg-sq-dtype fp8",
+            f"{GRADIENTS},moments=float8_e4m3",
+            [],
+        ),
+        (
+            f"{AWARE} --exp-avg-dtype fp8",
+            None,
+            ["--exp-avg-dtype fp8: priced with both moments in float32"],
         ),
     ],
 )
@@ -129,3 +141,94 @@ def test_a_plan_for_megatron_and_torchtitan() -> None:
     sharded = megatron_arguments(plan_for(replace(request, pins={"zero": 3})))
     assert "--megatron-fsdp-main-grads-dtype fp32 --megatron-fsdp-grad-comm-dtype bf16\n" in sharded.text
     assert not [one for one in sharded.left_out if one.startswith("state_dtypes")]
+
+
+def test_moments_of_eight_bits_for_megatron() -> None:
+    """Megatron has a flag for FP8 with a scale a tensor, and none for blocks."""
+    request = PlanRequest("llama3-8b", "h100-80gb", nodes=1, pins={"zero": 1})
+    float8, int8 = (
+        megatron_arguments(plan_for(replace(request, state_dtypes=f"moments={dtype}")))
+        for dtype in ("float8_e4m3", "int8")
+    )
+    flags = "--use-precision-aware-optimizer --exp-avg-dtype fp8 --exp-avg-sq-dtype fp8"
+    assert flags in float8.text
+    assert not [one for one in float8.left_out if one.startswith("state_dtypes")]
+    assert megatron_layout(float8.text).options["state_dtypes"] == "moments=float8_e4m3"
+    assert "exp-avg" not in int8.text
+    assert "state_dtypes=moments=int8: in float32 by this file, which takes more memory or sends more" in int8.left_out
+
+
+AXOLOTL = {
+    "base_model": "meta-llama/Meta-Llama-3-8B",
+    "micro_batch_size": 1,
+    "gradient_accumulation_steps": 4,
+    "sequence_len": 4096,
+    "bf16": True,
+    "flash_attention": True,
+}
+FSDP_1 = {"fsdp_version": 1, "fsdp_config": {"fsdp_sharding_strategy": "FULL_SHARD"}}
+LLAMA_FACTORY = {
+    "model_name_or_path": "meta-llama/Meta-Llama-3-8B",
+    "stage": "pt",
+    "do_train": True,
+    "finetuning_type": "full",
+    "cutoff_len": 4096,
+    "per_device_train_batch_size": 1,
+    "bf16": True,
+}
+OF_EMBEDDING = "moments of the embedding are in float32 there; priced in int8, as all others"
+ON_THE_HOST = "priced with optimizer state on the devices, and no copies to and from the host"
+
+
+@pytest.mark.parametrize(
+    ("data", "name", "warned"),
+    [
+        (
+            {**AXOLOTL, "optimizer": "adamw_8bit"},
+            "bf16_sr with moments=int8",
+            [f"optimizer='adamw_8bit': {OF_EMBEDDING}"],
+        ),
+        (
+            {**AXOLOTL, **FSDP_1, "optimizer": "adamw_torch_8bit"},
+            "mixed_precision with gradient_reduce=bfloat16,moments=int8",
+            [],
+        ),
+        ({**AXOLOTL, "optimizer": "ao_adamw_fp8"}, "bf16_sr with moments=int8", []),
+        (
+            {
+                **AXOLOTL,
+                "optimizer": "paged_adamw_8bit",
+                "adapter": "lora",
+                "lora_r": 8,
+                "lora_alpha": 16,
+                "lora_target_linear": True,
+            },
+            "bf16_sr with moments=int8",
+            [f"optimizer='paged_adamw_8bit': {ON_THE_HOST}"],
+        ),
+        ({**AXOLOTL, "optimizer": "adamw_torch_fused"}, "bf16_sr", []),
+        (
+            {**LLAMA_FACTORY, "optim": "lion_8bit"},
+            "mixed_precision with moments=int8",
+            ["optim='lion_8bit' is priced as AdamW, with two moments", f"optim='lion_8bit': {OF_EMBEDDING}"],
+        ),
+        (
+            {**LLAMA_FACTORY, "optim": "paged_adamw_8bit"},
+            "mixed_precision with moments=int8",
+            [f"optim='paged_adamw_8bit': {OF_EMBEDDING}", f"optim='paged_adamw_8bit': {ON_THE_HOST}"],
+        ),
+    ],
+)
+def test_optimizers_of_eight_bits(
+    data: dict[str, Any], name: str, warned: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.yaml").write_text(yaml.safe_dump(data))
+    given = {"model": "llama3-8b", "instance": "h100-80gb", "nodes": 1}
+    found = read_written("train.yaml", given)
+    assert found.problem.training.precision.name == name
+    assert [one for one in found.warnings if one.startswith("optim")] == warned
+    other = read_written("train.yaml", {**given, "precision": "fp32"}).problem.training.precision
+    assert other.name == ("fp32 with moments=int8" if "int8" in name else "fp32")
+    told = [one for one in found.notes if "kept in bf16" in one]
+    assert all(("weights and moments" in one) == ("int8" not in name) for one in told)
