@@ -71,8 +71,9 @@ def common_left_out(
         drops += (f"optimizer={MUON}: the file trains by AdamW, which has two moments and takes more memory",)
     apart = {name: of for name, of in apart_from_masters(plan.training.precision).items() if name not in says_dtypes}
     if apart:
-        wide = plan.training.precision.kept_dtype
-        drops += (f"state_dtypes={text_of(apart)}: in {wide} by this file, which takes more memory or sends more",)
+        master = plan.training.precision.master_dtype
+        wide = "as wide as its weights" if master is None else f"in {master}"
+        drops += (f"state_dtypes={text_of(apart)}: {wide} by this file, which takes more memory or sends more",)
     if plan.training.loss_chunks > 1:
         drops += (f"loss_chunks={plan.training.loss_chunks}: all logits are there at once, which takes more memory",)
     if model_type not in (*FORMS, "phi3", TRACED):  # Phi-3 is a Llama

@@ -586,6 +586,11 @@ BROKEN: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         "precision b: moments of NxD are in float32, as its weights, not in bfloat16; use backend torch",
     ),
     (
+        {"training": replace(TRAINING, precision=replace(TRAINING.precision, name="b", optimizer_dtype="int8"))},
+        {},
+        "precision b: moments of NxD are in float32, as its weights, not in int8; use backend torch",
+    ),
+    (
         {"training": replace(TRAINING, optimizer="muon")},
         {},
         "backend=nxd has no optimizer=muon, which needs whole matrices; use backend torch",

@@ -158,6 +158,18 @@ def test_moments_of_eight_bits_for_megatron() -> None:
     assert "state_dtypes=moments=int8: in float32 by this file, which takes more memory or sends more" in int8.left_out
 
 
+def test_moments_of_eight_bits_without_master_weights_for_others() -> None:
+    """Both frameworks keep FP32 weights, and their moments are as wide as these."""
+    request = PlanRequest("llama3-8b", "h100-80gb", nodes=1, precision="bf16_sr", state_dtypes="moments=int8")
+    plan, told = plan_for(request), "state_dtypes=moments=int8: as wide as its weights by this file, which takes more "
+    for written, kept in (
+        (megatron_arguments(plan), "written as --bf16, which keeps FP32 master weights and rounds to nearest"),
+        (torchtitan_toml(plan), "torchtitan keeps FP32 parameters and has no stochastic rounding"),
+    ):
+        assert f"{told}memory or sends more" in written.left_out
+        assert f"precision=bf16_sr: {kept}" in written.left_out
+
+
 AXOLOTL = {
     "base_model": "meta-llama/Meta-Llama-3-8B",
     "micro_batch_size": 1,
