@@ -20,6 +20,7 @@ GRADIENTS = ("gradient_accumulation", "gradient_reduce")
 MOMENTS = "moments"
 STATE_DTYPES = ("float32", "bfloat16")
 DTYPES_OF = {name: (*STATE_DTYPES, *(EIGHT_BITS if name == MOMENTS else ())) for name in FIELDS}
+"""By name, the dtypes that a text may give."""
 
 
 def parse_state_dtypes(text: str) -> dict[str, str]:
