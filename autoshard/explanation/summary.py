@@ -13,7 +13,8 @@ MOST_FACT = 90
 """Characters of a fact; a longer one is cut at a word, and the whole page has it."""
 UNTRIED = "beaten path: nobody"
 """Begins the note on a layout with something that nobody is known to have run."""
-FACTS = ("mesh", "recompute")
+ADAPTERS = "adapters"
+FACTS = ("mesh", "recompute", ADAPTERS)
 
 
 def summary(d: Description, width: int, color: bool) -> str:
@@ -23,7 +24,9 @@ def summary(d: Description, width: int, color: bool) -> str:
     lines: list[Line] = wrapped(head, width, "", "bold")
     lines += [(), *_part("Chosen", d.layout, width)]
     facts = dict(d.facts)
-    for name in FACTS:
+    if ADAPTERS in facts:  # which layers have any; how much of the model is learned stands behind that
+        facts[ADAPTERS] = facts[ADAPTERS].partition("; ")[0]
+    for name in filter(facts.__contains__, FACTS):
         lines += hanging(" " * 10, f"{name}: {_cut(facts[name])}", width)
     lines += _part("Fast?", _fast(d), width)
     lines += hanging(" " * 10, f"most of it: {_largest(d.time_terms)}", width)

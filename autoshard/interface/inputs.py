@@ -15,6 +15,7 @@ from autoshard.planner.options import OPTIONS, request_from
 from autoshard.planner.request import TOP, PlanRequest
 from autoshard.plans.plan import Plan
 from autoshard.spec.cluster import Cluster
+from autoshard.spec.lora import Lora
 from autoshard.spec.model import ModelSpec
 
 if TYPE_CHECKING:
@@ -40,14 +41,14 @@ class Options(TypedDict, total=False):
     seq_len: int | None
     global_batch: int | None
     precision: str | None
-    state_dtypes: str | None
+    state_dtypes: str | Mapping[str, str] | None
     keep_bf16: str | None
     expert_imbalance: float | str | None
     loss_chunks: int | None
     mtp_num_layers: int | None
     mtp_loss_scaling_factor: float | None
     dropout: float | str | None
-    lora: int | str | None
+    lora: int | str | Lora | None
     optimizer: str | None
     backend: str | None
     device: str | None

@@ -30,6 +30,7 @@ from autoshard.plugins.table import one_of_table
 from autoshard.schedules import SCHEDULES
 from autoshard.spec.dropout import PUBLISHED, parse_dropout
 from autoshard.spec.hardware_file import packaged_instances
+from autoshard.spec.lora import Lora
 from autoshard.spec.model_types import MOST_REPEATED
 from autoshard.spec.prediction import LOSS_SCALING_FACTOR
 from autoshard.spec.product_format import PRODUCT_FORMATS
@@ -73,11 +74,11 @@ def _dropout(value: Any) -> str:
 
 
 def _lora(value: Any) -> str:
-    return text(str(value) if isinstance(value, int) else value)
+    return text(str(value) if isinstance(value, (int, Lora)) else value)
 
 
 def _state_dtypes(value: Any) -> str:
-    return text_of(parse_state_dtypes(text(value)))
+    return text_of(parse_state_dtypes(text(text_of(value) if isinstance(value, Mapping) else value)))
 
 
 def _recompute_set(value: Any) -> str:

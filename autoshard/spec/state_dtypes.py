@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -37,7 +38,7 @@ def parse_state_dtypes(text: str) -> dict[str, str]:
     return {name: found[name] for name in FIELDS if name in found}
 
 
-def text_of(dtypes: dict[str, str]) -> str:
+def text_of(dtypes: Mapping[str, str]) -> str:
     """The text that `parse_state_dtypes` reads."""
     return ",".join(f"{name}={dtype}" for name, dtype in dtypes.items())
 

@@ -10,12 +10,13 @@ from autoshard.cost.estimate import model_flops_per_step
 from autoshard.cost.memory import MEMORY_TERMS
 from autoshard.errors import AutoshardError
 from autoshard.explanation.describe import describe
+from autoshard.explanation.summary import summary
 from autoshard.graph.adapters import RANK
 from autoshard.graph.recompute import kept_activations
 from autoshard.layout.buckets import BucketKey, bucket_key, units
 from autoshard.models.registry import load_model
 from autoshard.models.stage import dim_sizes, learned_count, linear_layers, parameter_count, stage_graph
-from autoshard.planner.options import request_from
+from autoshard.planner.options import OPTIONS, request_from
 from autoshard.planner.planning import plan_for
 from autoshard.plans.plan import Plan
 from autoshard.plans.plan_json import plan_to_json
@@ -265,6 +266,17 @@ def test_a_plan_says_what_is_learned(tmp_path: Path) -> None:
     assert "adapters" not in dict(describe(planned()).facts)
     (tmp_path / "plan.json").write_text(plan_to_json(plan))
     assert read_plan(tmp_path / "plan.json") == plan
+
+
+def test_the_first_screen_of_a_plan_names_its_adapters() -> None:
+    page = summary(describe(planned(lora="r=16,target_modules=q_proj+v_proj")), 80, color=False)
+    assert "          adapters: LoRA of rank 16 (lora_alpha 16) beside q_proj, v_proj\n" in page
+    assert "adapters" not in summary(describe(planned()), 80, color=False)
+
+
+def test_adapters_may_be_given_as_a_value() -> None:
+    parse = OPTIONS["lora"].parse
+    assert parse(Lora(16, 16.0, ("q_proj", "v_proj"))) == "r=16,lora_alpha=16,target_modules=q_proj+v_proj"
 
 
 def test_what_adapters_read_is_dropped_before_their_first_product_alone() -> None:

@@ -16,6 +16,7 @@ from autoshard.errors import AutoshardError
 from autoshard.models.registry import load_model
 from autoshard.models.stage import parameter_count
 from autoshard.planner.inputs import inputs_of
+from autoshard.planner.options import OPTIONS
 from autoshard.planner.planning import plan_for
 from autoshard.planner.request import PlanRequest
 from autoshard.plans.plan import Plan, make_plan
@@ -178,6 +179,14 @@ def test_a_checkpoint_counts_its_moments() -> None:
     """4 bytes of a master, or 2 of a weight without one, and two moments of 260 bytes for 256 elements."""
     assert with_state_dtypes(WIDE, "moments=int8").state_bytes(2) == 4 + 2 * 260 / 256
     assert with_state_dtypes(load_precision("bf16_sr"), "moments=int8").state_bytes(2) == 2 + 2 * 260 / 256
+
+
+def test_a_mapping_is_as_good_as_its_text() -> None:
+    parse = OPTIONS["state_dtypes"].parse
+    asked = {"gradient_reduce": "bfloat16", "moments": "bfloat16"}
+    assert parse(asked) == "gradient_reduce=bfloat16,moments=bfloat16"
+    with pytest.raises(AutoshardError, match="state_dtypes='momentum=bfloat16' must be some of"):
+        parse({"momentum": "bfloat16"})
 
 
 def test_a_plan_holds_them() -> None:
