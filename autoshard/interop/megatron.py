@@ -300,7 +300,7 @@ def _state_dtypes(flags: dict[str, str]) -> dict[str, Any]:
 
 
 def _narrow_gradients(flags: dict[str, str]) -> Sequence[str]:
-    """What it has of gradients in 16 bits."""
+    """The names, of GRADIENTS, of the sums and the sending that flags have in 16 bits."""
     if not flags.keys() & {"bf16", "fp16"}:
         return ()
     if FSDP in flags:
@@ -320,8 +320,9 @@ def _moments(flags: dict[str, str]) -> str:
 
 
 def _of_fsdp(flags: dict[str, str]) -> list[str]:
-    """What Megatron-FSDP has of gradients in 16 bits: as the weights, where no flag says otherwise, and sent as they
-    are summed [core/distributed/fsdp/src/megatron_fsdp/param_and_grad_buffer.py _resolve_group_grad_dtype]."""
+    """The names, of GRADIENTS, of the sums and the sending that Megatron-FSDP has in 16 bits: sums are as the weights
+    where no flag says otherwise, and sent as they are summed
+    [core/distributed/fsdp/src/megatron_fsdp/param_and_grad_buffer.py _resolve_group_grad_dtype]."""
     said = [flags.get(flag, "auto") for flag in FSDP_DTYPES]
     summed = is_half(said[0]) or said[0] == "auto"
     sent = is_half(said[1]) or (said[1] == "auto" and summed)

@@ -23,7 +23,7 @@ INT8, FLOAT8 = EIGHT_BITS = ("int8", "float8_e4m3")
 """Formats of moments that are priced, and that no backend runs."""
 SCALED_TOGETHER = 256
 """Neighbouring elements of a moment in int8 that share an FP32 scale [bitsandbytes optim/optimizer.py init_state:
-blocks of 256, until 0.44 of 2,048; torchao optim: block_size=256, of its FP8 too]."""
+blocks of 256; torchao optim: block_size=256, of its FP8 too]."""
 MOMENT_BYTES: dict[str, float] = {
     **{dtype: DTYPE_BYTES[dtype] for dtype in FLOATING_DTYPES},
     INT8: 1 + DTYPE_BYTES["float32"] / SCALED_TOGETHER,

@@ -392,8 +392,8 @@ def _selective(
 
 
 class _StatesOfTokens(torch.autograd.Function):
-    """What tokens get of the states of channels [batch, seq, channel]: at each token each number of a state is
-    multiplied by exp(time * rate), and told * b is added; a token gets the state times c.
+    """The answers that tokens get of the states of channels [batch, seq, channel]: at each token each number of a state
+    is multiplied by exp(time * rate), and told * b is added; a token gets the state times c.
 
     time, told: [batch, seq, channel]. rate: [channel, state]. b, c: [batch, seq, state]. starts: of documents [batch,
     seq], or None.
